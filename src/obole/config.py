@@ -1,0 +1,111 @@
+"""What a checkpoint says of itself, and what the user may set. The only source of defaults."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from obole.errors import ConfigError
+
+BLOCK_SIZE = 16  # tokens in a KV block, and lanes in an AVX-512 register of floats: one block fills one register
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeConfig:
+    """Rotary position embedding (half-split form: dimension i turns with i + d/2).
+
+    `kind`: "default", "linear", "dynamic", "llama3" or "yarn", with the parameters of the Hugging Face `rope_parameters`.
+    `freq_factors`: divisors of the frequencies given by a GGUF file (`rope_freqs.weight`), one for each pair.
+    """
+
+    kind: str = "default"
+    theta: float = 10000.0
+    factor: float = 1.0
+    original_max_position: int | None = None
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0
+    attention_factor: float | None = None  # yarn; None: 0.1 ln(factor) + 1
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True  # yarn: round the correction range to whole dimensions
+    freq_factors: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """A decoder-only transformer, the same whether it came from `config.json` or from GGUF metadata."""
+
+    architecture: str  # "llama", "qwen2", "qwen3", "gemma3"
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position: int
+    rms_eps: float
+    rope: RopeConfig
+    rope_local: RopeConfig | None = None  # for the sliding-window layers of gemma3
+    tie_embeddings: bool = False
+    attention_bias: bool = False  # bias on q, k, v (qwen2)
+    output_bias: bool = False  # bias on the attention's output projection
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    activation: str = "silu"  # or "gelu_tanh"
+    attention_scale: float | None = None  # None: head_dim ** -0.5
+    embedding_scale: float = 1.0
+    sliding_window: int | None = None
+    sliding_layers: tuple[bool, ...] = ()  # per layer; empty: none
+    attention_softcap: float | None = None
+    logit_softcap: float | None = None
+    bos_id: int | None = None
+    eos_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    max_batch_tokens: int = 512  # rows in one step: bounds the time between two tokens of those who decode
+    max_sequences: int = 256  # running at once
+    prefix_cache: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    kv_device: int | None = None  # bytes of the KV pool; None: from free memory
+    kv_dtype: str = "auto"  # "float32", "bfloat16"; auto: float32 for float32 checkpoints, else bfloat16
+    max_context: int | None = None  # None: what the model was made for
+    threads: int | None = None  # None: the processors this process may use
+    kernels: str = "auto"  # "native", "reference"; auto: native
+    scheduler: SchedulerConfig = SchedulerConfig()
+
+    def __post_init__(self) -> None:
+        _choice("kv_dtype", self.kv_dtype, ("auto", "float32", "bfloat16"))
+        _choice("kernels", self.kernels, ("auto", "native", "reference"))
+        for name in ("kv_device", "max_context", "threads"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}.")
+        for name in ("max_batch_tokens", "max_sequences"):
+            if getattr(self.scheduler, name) < 1:
+                raise ConfigError(f"{name} must be at least 1.")
+
+
+def _choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{name} must be one of {', '.join(allowed)}, not {value!r}.")
+
+
+def engine_config(settings: Mapping[str, Any]) -> EngineConfig:
+    """Build an `EngineConfig` from flat keyword arguments. Raises `ConfigError` for a key that does not exist."""
+    own = {f.name for f in dataclasses.fields(EngineConfig)} - {"scheduler"}
+    inner = {f.name for f in dataclasses.fields(SchedulerConfig)}
+    for key in settings:
+        if key not in own | inner:
+            raise ConfigError(f"There is no setting {key!r}; there are {', '.join(sorted(own | inner))}.")
+    scheduler = SchedulerConfig(**{k: v for k, v in settings.items() if k in inner})
+    return EngineConfig(scheduler=scheduler, **{k: v for k, v in settings.items() if k in own})

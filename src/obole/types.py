@@ -1,0 +1,272 @@
+"""The nouns of the engine: plain data, no torch, no behaviour beyond validation."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import numpy as np
+
+from obole.errors import InvalidRequest
+
+MAX_STOPS = 64
+MAX_TOP_LOGPROBS = 100
+MAX_CHOICES = 128
+
+
+class FinishReason(enum.StrEnum):
+    STOP = "stop"  # an end-of-sequence token, a stop token or a stop string
+    LENGTH = "length"  # max_tokens, or the limit of the context or the KV pool
+    CANCELLED = "cancelled"
+
+
+class Status(enum.Enum):
+    WAITING = "waiting"  # in the queue: owns no blocks
+    RUNNING = "running"  # takes part in steps: owns blocks
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class WeightTensor:
+    """One tensor of a checkpoint as it lies in the file.
+
+    `kind` is a GGUF type name ("F32", "F16", "BF16", "Q4_0", ..., "Q6_K"); `shape` is row-major with the input features
+    last, (out, in) for a matrix; `data` is uint8 (rows, bytes of a row), read-only and usually a memory map.
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    data: np.ndarray[Any, np.dtype[np.uint8]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How the next token is chosen and when to stop.
+
+    Order of the steps (see `engine/sampler.py`): repetition, presence and frequency penalties; logit bias; bans (end of
+    sequence before `min_tokens`); temperature; top-k; top-p; min-p; then the largest of (log-probability + Gumbel noise),
+    the lowest id winning ties. Log-probabilities reported are the model's own, before all of these.
+    """
+
+    max_tokens: int | None = None  # None: as many as the context allows; 0: none (score the prompt)
+    min_tokens: int = 0  # end-of-sequence, stop tokens and stop strings do not count before
+    temperature: float = 0.0  # below 1e-5: greedy
+    top_k: int = 0  # 0 or -1: off
+    top_p: float = 1.0  # 0: greedy
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0  # over prompt and output
+    presence_penalty: float = 0.0  # over output
+    frequency_penalty: float = 0.0  # over output
+    logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    seed: int | None = None  # None: the engine draws one and reports it in the receipt
+    stop: tuple[str, ...] = ()  # text that ends the answer and is not part of it
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    n: int = 1
+    logprobs: int | None = None  # number of alternatives beside the chosen token; None: no log-probabilities
+    prompt_logprobs: int | None = None  # the same for the prompt
+
+    def __post_init__(self) -> None:
+        _integer("max_tokens", self.max_tokens, 0, 2**63 - 1, optional=True)
+        _integer("min_tokens", self.min_tokens, 0, 2**63 - 1)
+        _number("temperature", self.temperature, 0.0, math.inf)
+        _integer("top_k", self.top_k, -1, 2**63 - 1)
+        _number("top_p", self.top_p, 0.0, 1.0)
+        _number("min_p", self.min_p, 0.0, 1.0)
+        _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf)
+        if self.repetition_penalty == 0:
+            raise InvalidRequest("repetition_penalty", "repetition_penalty must be greater than 0.")
+        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _integer("seed", self.seed, -(2**63), 2**64 - 1, optional=True)
+        _integer("n", self.n, 1, MAX_CHOICES)
+        _integer("logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS, optional=True)
+        _integer("prompt_logprobs", self.prompt_logprobs, 0, MAX_TOP_LOGPROBS, optional=True)
+        if not isinstance(self.ignore_eos, bool):
+            raise InvalidRequest("ignore_eos", "ignore_eos must be true or false.")
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        if len(self.stop) > MAX_STOPS or not all(isinstance(s, str) and s for s in self.stop):
+            raise InvalidRequest("stop", f"stop must be at most {MAX_STOPS} strings, none of them empty.")
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        for token in self.stop_token_ids:
+            _integer("stop_token_ids", token, 0, 2**31 - 1)
+        if not isinstance(self.logit_bias, Mapping):
+            raise InvalidRequest("logit_bias", "logit_bias must map token ids to numbers.")
+        for token, bias in self.logit_bias.items():
+            _integer("logit_bias", token, 0, 2**31 - 1)
+            _number("logit_bias", bias, -100.0, 100.0)
+        object.__setattr__(self, "logit_bias", MappingProxyType(dict(self.logit_bias)))
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequest("min_tokens", f"min_tokens ({self.min_tokens}) is more than max_tokens ({self.max_tokens}).")
+
+
+def _integer(name: str, value: object, low: int, high: int, *, optional: bool = False) -> None:
+    if optional and value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise InvalidRequest(name, f"{name} must be a whole number from {low} to {high}, not {value!r}.")
+
+
+def _number(name: str, value: object, low: float, high: float) -> None:
+    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and low <= value <= high
+    if not good:
+        above = f"from {low} to {high}" if math.isfinite(high) else f"of at least {low}"
+        raise InvalidRequest(name, f"{name} must be a finite number {above}, not {value!r}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What was asked. `eos_ids` are the model's; `tenant` separates caches; `seed` is always set."""
+
+    id: str
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    eos_ids: frozenset[int] = frozenset()
+    tenant: str = ""
+    arrival: float = 0.0  # seconds on the engine's clock
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """The model's own log-probability (natural) of a token, and of the most likely ones at that place."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()  # most likely first; ties: lowest id first
+
+
+class TextTracker(Protocol):
+    """Turns the tokens of one sequence into text, one at a time, and watches for stop strings (`text/`)."""
+
+    def push(self, token_id: int, *, stops: bool) -> bool:
+        """Take one token; True when a stop string is complete (only looked for when `stops`)."""
+
+    def take(self) -> str:
+        """Text that is final since the last call; what may still become a stop string is held back."""
+
+    def flush(self) -> None:
+        """No more tokens: release what was held back."""
+
+
+class Sequence:
+    """One answer in the making: its tokens, and a count of those already computed.
+
+    The scheduler owns `status`, `num_computed`, `tokens`; the cache manager owns `tables`, `keys` and
+    `num_registered`; both fill in the receipt's counters where the work is done.
+    """
+
+    __slots__ = (
+        "request", "index", "seed", "tokens", "prompt_len", "max_len", "min_len", "stop_ids", "status", "num_computed",
+        "tables", "keys", "num_registered", "parent", "text", "logprobs", "prompt_logprobs", "finish_reason", "tally", "dead",
+    )  # fmt: skip
+
+    def __init__(self, request: Request, index: int, seed: int, max_len: int, text: TextTracker | None = None) -> None:
+        params = request.params
+        self.request = request
+        self.index = index  # which of the n choices
+        self.seed = seed
+        self.tokens: list[int] = list(request.prompt_ids)  # prompt, then output
+        self.prompt_len = len(request.prompt_ids)
+        self.max_len = max_len  # tokens (prompt + output) at which generation ends with "length"
+        self.min_len = self.prompt_len + params.min_tokens
+        eos = frozenset() if params.ignore_eos else request.eos_ids
+        self.stop_ids: frozenset[int] = eos | frozenset(params.stop_token_ids)
+        self.status = Status.WAITING
+        self.num_computed = 0  # tokens[:num_computed] have their KV in the cache
+        self.tables: list[list[int]] = []  # per cache group: block ids in order; -1 where a window has passed
+        self.keys: list[bytes] = []  # hash chain of the full blocks known so far
+        self.num_registered = 0  # leading blocks already offered to the prefix index
+        self.parent: Sequence | None = None  # the first choice, whose prompt is computed once for all n
+        self.text = text
+        self.logprobs: list[TokenLogprob] = []
+        self.prompt_logprobs: list[TokenLogprob | None] = []  # the first prompt token has none
+        self.finish_reason: FinishReason | None = None
+        self.tally = Tally()
+        self.dead = False  # cancelled while a step that contains it is under way
+
+    @property
+    def output_ids(self) -> list[int]:
+        return self.tokens[self.prompt_len :]
+
+
+@dataclass(slots=True)
+class Tally:
+    """A receipt while it is being written. Times are seconds on the engine's clock; None: not yet."""
+
+    first_scheduled: float | None = None
+    first_token: float | None = None
+    finished: float | None = None
+    cached: int = -1  # prompt tokens found in the cache when first scheduled; -1: not yet scheduled
+    recomputed: int = 0  # tokens computed again after preemption
+    preemptions: int = 0
+    passes: int = 0
+    weight_bytes: int = 0
+    kv_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """Where the tokens of one answer came from, what was read from memory for them, and how long it took.
+
+    Sums: cached_tokens + computed_tokens = prompt_tokens; sum(sources) = output_tokens; queued + prefill + decode =
+    total seconds. `weight_bytes` is this answer's share, by rows, of what its forward passes read.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    output_tokens: int
+    sources: Mapping[str, int]
+    forward_passes: int
+    weight_bytes: int
+    kv_bytes: int
+    preemptions: int
+    recomputed_tokens: int
+    queued_seconds: float
+    prefill_seconds: float
+    decode_seconds: float
+    total_seconds: float
+    seed: int
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """One step: for each sequence, the tokens [start, start + rows) are computed.
+
+    `samples[i]` says that the last row of sequence i is its newest token, so that the step yields the next one.
+    `copies` are (from, to) block ids to copy before anything is written (copy on write).
+    Parallel lists rather than records: a plan for 256 sequences must cost well under a millisecond.
+    """
+
+    sequences: list[Sequence]
+    starts: list[int]
+    rows: list[int]
+    samples: list[bool]
+    copies: list[tuple[int, int]]
+    total_rows: int = 0
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What a step yielded, in the order of the plan; `tokens[i]` is empty where nothing was sampled."""
+
+    tokens: list[list[int]]
+    logprobs: list[list[TokenLogprob] | None]  # beside `tokens`, where asked for
+    prompt_logprobs: list[list[TokenLogprob] | None]  # for prompt rows computed in this step, where asked for
+    weight_bytes: int = 0
+    kv_bytes: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """News of one sequence after a step."""
+
+    sequence: Sequence
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
