@@ -1,0 +1,143 @@
+"""What the engine hands back: plain, frozen, ready for JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from obole.types import FinishReason, Receipt, TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One answer. `token_ids` includes the token that ended it; `text` does not (nor a stop string)."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    logprobs: tuple[TokenLogprob, ...] | None
+    receipt: Receipt
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """All answers to one request. The shorthand properties speak of the first choice."""
+
+    id: str
+    prompt_ids: tuple[int, ...]
+    choices: tuple[Choice, ...]
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+
+    @property
+    def text(self) -> str:
+        return self.choices[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.choices[0].token_ids
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        return self.choices[0].finish_reason
+
+    @property
+    def receipt(self) -> Receipt:
+        return self.choices[0].receipt
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        """Token counts in OpenAI's form."""
+        completion = sum(c.receipt.output_tokens for c in self.choices)
+        return {
+            "prompt_tokens": len(self.prompt_ids),
+            "completion_tokens": completion,
+            "total_tokens": len(self.prompt_ids) + completion,
+            "prompt_tokens_details": {"cached_tokens": self.choices[0].receipt.cached_tokens},
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """The form printed by `obole run --json`; with n > 1 the further answers are under `choices`."""
+        first, *more = [choice_json(c) for c in self.choices]
+        document = {"id": self.id, **first, "usage": self.usage}
+        if more:
+            document["choices"] = [choice_json(c) for c in self.choices]
+        if self.prompt_logprobs is not None:
+            document["prompt_logprobs"] = [p and logprob_json(p) for p in self.prompt_logprobs]
+        return document
+
+
+def choice_json(choice: Choice) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "index": choice.index,
+        "text": choice.text,
+        "token_ids": list(choice.token_ids),
+        "finish_reason": str(choice.finish_reason),
+        "receipt": receipt_json(choice.receipt),
+    }
+    if choice.logprobs is not None:
+        document["logprobs"] = [logprob_json(p) for p in choice.logprobs]
+    return document
+
+
+def receipt_json(receipt: Receipt) -> dict[str, Any]:
+    return {**dataclasses.asdict(receipt), "sources": dict(receipt.sources)}
+
+
+def logprob_json(entry: TokenLogprob) -> dict[str, Any]:
+    return {
+        "token_id": entry.token_id,
+        "logprob": entry.logprob,
+        "top": [{"token_id": t, "logprob": p} for t, p in entry.top],
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """News of one choice while streaming; `result` comes with the last delta of the request."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    result: Result | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Log-probabilities (natural) of given tokens; the first token has none, since nothing stands before it."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float | None, ...]
+    receipt: Receipt
+
+    @property
+    def nll(self) -> float:
+        """Mean negative log-likelihood over all tokens but the first; NaN for a single token."""
+        known = [p for p in self.logprobs if p is not None]
+        return -math.fsum(known) / len(known) if known else math.nan
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(self.nll)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What the engine loaded and what it took of the machine. Sizes are bytes, times seconds."""
+
+    model: str
+    architecture: str
+    parameters: int
+    weight_bytes: int
+    weights_digest: str
+    kernels: str
+    threads: int
+    kv_dtype: str
+    kv_bytes: int
+    kv_tokens: int  # what the pool holds if all of it serves full-attention layers
+    kv_bytes_per_token: int
+    max_context: int
+    load_seconds: float
