@@ -62,7 +62,6 @@ class ModelConfig:
     sliding_window: int | None = None
     sliding_layers: tuple[bool, ...] = ()  # per layer; empty: none
     attention_softcap: float | None = None
-    logit_softcap: float | None = None
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
 

@@ -1,0 +1,138 @@
+"""The one verification rule: the token at a position is a pure function of (logits, params, seed, position).
+
+No generator with a state: noise is counter-based (Philox keyed by the seed, counted by position and token id), and the
+choice is the largest of logit / temperature + Gumbel noise over the tokens that the filters leave (Gumbel-max: an exact
+draw from the softmax). So a token drafted, batched, recomputed or produced alone is the same token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from obole.types import SamplingParams, TokenLogprob
+
+GREEDY_BELOW = 1e-5  # temperatures below this are greedy: the limit of softmax(z / T) for T -> 0 is argmax
+NOISE_SPAN = 27.0  # Gumbel noise from 32-bit uniforms lies within (-3.2, 22.9): a logit further below the best cannot win
+_LIMIT = float(np.finfo(np.float32).max)
+
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+Noise = Callable[[int, int, Ints], Floats]  # (seed, position, token ids) -> Gumbel noise of each
+
+
+def choose(
+    logits: Floats,
+    params: SamplingParams,
+    seed: int,
+    position: int,
+    *,
+    history: list[int],
+    prompt_len: int,
+    banned: frozenset[int] = frozenset(),
+    noise: Noise,
+) -> int:
+    """The token at `position`, which follows `history` (prompt and output so far, `position` tokens).
+
+    `logits`: float32 (vocabulary,), not changed. `banned`: ids that may not come here (the stop tokens before
+    `min_tokens`). Ties go to the lowest id; NaN counts as minus infinity. When no token is left (everything banned or
+    minus infinity) the ban is void and the largest logit wins.
+    """
+    z = adjust(logits, params, history, prompt_len, banned)
+    if z.max() == -np.inf:
+        z = np.where(np.isnan(logits), np.float32(-np.inf), logits)
+        return int(z.argmax())
+    if is_greedy(params):
+        return int(z.argmax())
+    scaled = z.astype(np.float64) / params.temperature
+    ids = keep(scaled, params)
+    kept = scaled[ids]
+    near = kept >= kept.max() - NOISE_SPAN
+    ids, kept = ids[near], kept[near]
+    return int(ids[(kept + noise(seed, position, ids)).argmax()])  # ids ascend, so argmax takes the lowest of equals
+
+
+def is_greedy(params: SamplingParams) -> bool:
+    return params.temperature < GREEDY_BELOW or params.top_p == 0.0 or params.top_k == 1
+
+
+def is_plain_greedy(params: SamplingParams) -> bool:
+    """Whether the choice is the plain argmax of the logits, whatever came before."""
+    return is_greedy(params) and not params.logit_bias and not has_penalties(params)
+
+
+def has_penalties(params: SamplingParams) -> bool:
+    return params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+
+
+def adjust(logits: Floats, params: SamplingParams, history: list[int], prompt_len: int, banned: frozenset[int]) -> Floats:
+    """Penalties, bias, bans: float32 (vocabulary,), a copy, no NaN, finite where not minus infinity."""
+    z = np.where(np.isnan(logits), np.float32(-np.inf), logits)
+    with np.errstate(over="ignore"):  # overflow to infinity is clipped below
+        if params.repetition_penalty != 1.0:  # CTRL (arXiv 1909.05858, section 4.1), over prompt and output
+            seen = np.unique(np.asarray(history, dtype=np.int64))
+            factor = np.float32(params.repetition_penalty)
+            z[seen] = np.where(z[seen] > 0, z[seen] / factor, z[seen] * factor)
+        if params.presence_penalty != 0.0 or params.frequency_penalty != 0.0:  # OpenAI's, over the output
+            seen, counts = np.unique(np.asarray(history[prompt_len:], dtype=np.int64), return_counts=True)
+            z[seen] -= np.float32(params.presence_penalty) + np.float32(params.frequency_penalty) * counts.astype(np.float32)
+        for token, bias in params.logit_bias.items():
+            z[token] += np.float32(bias)
+    if banned:
+        z[list(banned)] = -np.inf
+    return np.minimum(z, np.float32(_LIMIT), out=z)
+
+
+def keep(scaled: np.ndarray[Any, np.dtype[np.float64]], params: SamplingParams) -> Ints:
+    """Ids that top-k, then top-p, then min-p leave, ascending; never empty."""
+    ids = np.flatnonzero(scaled > -np.inf)
+    if 0 < params.top_k < ids.size:
+        ids = _largest(scaled, ids, params.top_k)
+    if params.top_p >= 1.0 and params.min_p <= 0.0:
+        return ids
+    p = np.exp(scaled[ids] - scaled[ids].max())
+    if params.top_p < 1.0:
+        # tokens below (1 - top_p) / n of the mass cannot be needed: all of them together weigh less than 1 - top_p
+        total = p.sum()
+        may = np.flatnonzero(p >= (1.0 - params.top_p) * total / p.size)
+        order = may[np.argsort(-p[may], kind="stable")]  # equal probabilities: lowest id first
+        before = np.cumsum(p[order]) - p[order]
+        chosen = np.sort(order[: max(1, int(np.count_nonzero(before < params.top_p * total)))])
+        ids, p = ids[chosen], p[chosen]
+    if params.min_p > 0.0:
+        ids = ids[p >= params.min_p * p.max()]
+    return ids
+
+
+def _largest(scaled: np.ndarray[Any, np.dtype[np.float64]], ids: Ints, k: int) -> Ints:
+    """The k ids with the largest values, ascending; of equal values at the edge the lowest ids."""
+    values = scaled[ids]
+    edge = np.partition(values, ids.size - k)[ids.size - k]
+    above = ids[values > edge]
+    equal = ids[values == edge][: k - above.size]
+    return np.sort(np.concatenate([above, equal]))
+
+
+def token_logprob(logits: Floats, token: int, top: int) -> TokenLogprob:
+    """The model's own log-probability of `token` and of the `top` most likely tokens, before penalties and filters.
+
+    Values are finite: what would be minus infinity is the smallest float32.
+    """
+    z = np.where(np.isnan(logits), np.float32(-np.inf), logits).astype(np.float64)
+    largest = z.max()
+    if not np.isfinite(largest):
+        return TokenLogprob(token, -_LIMIT)
+    normaliser = largest + np.log(np.exp(z - largest).sum())
+    best = _ranked(z, min(top, z.size)) if top else ()
+    return TokenLogprob(token, _finite(z[token] - normaliser), tuple((int(i), _finite(z[i] - normaliser)) for i in best))
+
+
+def _ranked(z: np.ndarray[Any, np.dtype[np.float64]], k: int) -> list[int]:
+    ids = _largest(z, np.arange(z.size), k) if k < z.size else np.arange(z.size)
+    return [int(i) for i in ids[np.argsort(-z[ids], kind="stable")]]
+
+
+def _finite(value: float) -> float:
+    return float(max(value, -_LIMIT))

@@ -1,0 +1,55 @@
+"""Takes a checkpoint's tensors into the kernels' layouts, one at a time, so that the file is read once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from obole.errors import ModelError
+from obole.kernels.dispatch import Linear, Ops
+from obole.types import WeightTensor
+from obole.weights.checkpoint import Checkpoint
+from obole.weights.dequantize import dequantize
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(slots=True)
+class Loader:
+    checkpoint: Checkpoint
+    ops: Ops
+    progress: Progress | None = None
+    _done: int = 0
+    _total: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._total = sum(t.data.nbytes for t in self.checkpoint.tensors.values())
+
+    def linear(self, *names: str, bias: bool = False) -> Linear:
+        """One product for several matrices with the same input: their outputs stand side by side.
+
+        With `bias`, each matrix "x.weight" has a vector "x.bias".
+        """
+        parts = [self._take(name) for name in names]
+        biases = [self.array(name.removesuffix("weight") + "bias") if bias else None for name in names]
+        return self.ops.pack_linear(parts, biases)
+
+    def vector(self, name: str) -> torch.Tensor:
+        """A norm's weight as float32 (n,)."""
+        return torch.from_numpy(self.array(name))
+
+    def array(self, name: str) -> np.ndarray:
+        """A small tensor as float32, flattened; a copy that does not need the file."""
+        return np.array(dequantize(self._take(name)), dtype=np.float32).reshape(-1)
+
+    def _take(self, name: str) -> WeightTensor:
+        tensor = self.checkpoint.tensors.get(name)
+        if tensor is None:
+            raise ModelError(f"{self.checkpoint.path}: tensor {name!r} is missing.")
+        self._done += tensor.data.nbytes
+        if self.progress is not None:
+            self.progress("packing", self._done, self._total)
+        return tensor
