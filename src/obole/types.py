@@ -185,7 +185,7 @@ class Sequence:
         self.parent: Sequence | None = None  # the first choice, whose prompt is computed once for all n
         self.text = text
         self.logprobs: list[TokenLogprob] = []
-        self.prompt_logprobs: list[TokenLogprob | None] = []  # the first prompt token has none
+        self.prompt_logprobs: list[TokenLogprob] = []  # from the second prompt token on: nothing stands before the first
         self.finish_reason: FinishReason | None = None
         self.tally = Tally()
         self.dead = False  # cancelled while a step that contains it is under way
@@ -258,7 +258,7 @@ class StepResult:
 
     tokens: list[list[int]]
     logprobs: list[list[TokenLogprob] | None]  # beside `tokens`, where asked for
-    prompt_logprobs: list[list[TokenLogprob] | None]  # for prompt rows computed in this step, where asked for
+    prompt_logprobs: list[list[TokenLogprob] | None]  # the next ones in order, from the second prompt token on
     weight_bytes: int = 0
     kv_bytes: list[int] = field(default_factory=list)
 

@@ -54,6 +54,17 @@ def choose(
     return int(ids[(kept + noise(seed, position, ids)).argmax()])  # ids ascend, so argmax takes the lowest of equals
 
 
+def choice_seed(seed: int, index: int) -> int:
+    """The seed of choice `index` of n: the request's own for the first, then well separated ones (SplitMix64)."""
+    mask = 2**64 - 1
+    if index == 0:
+        return seed & mask
+    z = (seed + index * 0x9E3779B97F4A7C15) & mask
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    return z ^ (z >> 31)
+
+
 def is_greedy(params: SamplingParams) -> bool:
     return params.temperature < GREEDY_BELOW or params.top_p == 0.0 or params.top_k == 1
 
@@ -120,7 +131,7 @@ def token_logprob(logits: Floats, token: int, top: int) -> TokenLogprob:
 
     Values are finite: what would be minus infinity is the smallest float32.
     """
-    z = np.where(np.isnan(logits), np.float32(-np.inf), logits).astype(np.float64)
+    z = np.minimum(np.where(np.isnan(logits), np.float32(-np.inf), logits), np.float32(_LIMIT)).astype(np.float64)
     largest = z.max()
     if not np.isfinite(largest):
         return TokenLogprob(token, -_LIMIT)
