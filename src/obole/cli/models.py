@@ -1,0 +1,47 @@
+"""`obole models`: what can be had by name, and what of it is here already."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from obole.cli.failures import guarded
+from obole.cli.options import JsonFlag
+from obole.cli.receipts import size
+from obole.cli.terminal import print_json
+
+
+def catalogue() -> list[dict[str, Any]]:
+    """One record for each model of the catalogue; `size` is bytes, `path` None for what is not cached."""
+    from obole.weights.hub import list_models
+
+    return [
+        {
+            "name": entry.name,
+            "licence": entry.licence,
+            "cached": path is not None,
+            "size": count,
+            "path": str(path) if path else None,
+            "source": entry.source,
+        }
+        for entry, path, count in list_models()
+    ]
+
+
+@guarded
+def models(as_json: JsonFlag = False) -> None:
+    """The models known by name: licence, size, source, and what is cached."""
+    records = catalogue()
+    if as_json:
+        print_json({"models": records})
+        return
+    table = Table(box=None, pad_edge=False)
+    for heading in ("name", "licence", "size", "cached", "source"):
+        table.add_column(heading, overflow="fold", no_wrap=heading in ("name", "size"))
+    for record in records:
+        table.add_row(record["name"], record["licence"], size(record["size"]), record["path"] or "no", record["source"])
+    width = None if sys.stdout.isatty() else 1000  # a file or pipe gets whole lines
+    Console(width=width, highlight=False).print(table)

@@ -1,0 +1,162 @@
+"""Options that several commands share, generated from the dataclasses that hold their types and defaults.
+
+A field added to `SamplingParams`, `EngineConfig` or `SchedulerConfig` becomes an option as soon as its help is written here;
+`tests/cli/test_options.py` fails while it is missing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import re
+import typing
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from obole.config import EngineConfig, SchedulerConfig
+from obole.errors import InvalidRequest
+from obole.types import SamplingParams
+
+DEFAULT_MODEL = "smollm2-135m"
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output, and nothing else.")]
+Revision = Annotated[
+    str | None, typer.Option(help="Branch, tag or commit of a Hugging Face repository.", show_default="the main branch")
+]
+PromptFile = Annotated[
+    Path | None, typer.Option("--prompt-file", metavar="FILE", help="Read the prompt from FILE; - is standard input.")
+]
+MODEL_HELP = "A name from `obole models`, a Hugging Face repository, a folder with safetensors, or a .gguf file."
+
+UNITS = {"": 1, "B": 1}
+UNITS |= {f"{prefix}B": 1000**i for i, prefix in enumerate("KMGT", 1)}
+UNITS |= {f"{prefix}IB": 1024**i for i, prefix in enumerate("KMGT", 1)}
+
+
+def parse_size(text: str) -> int:
+    """Bytes from "2GiB", "500MB" or "1073741824". `2G` is refused, since it means 7 % more to some than to others."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    if not match or match[2].upper() not in UNITS:
+        raise typer.BadParameter(f"{text!r} is not a size; write it like 2GiB, 500MB or 1073741824.")
+    return int(Decimal(match[1]) * UNITS[match[2].upper()])
+
+
+def parse_bias(text: str) -> tuple[int, float]:
+    """(token id, bias) from "1234=-5.0"."""
+    token, _, bias = text.partition("=")
+    try:
+        return int(token), float(bias)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a bias; write it as TOKEN=BIAS, such as 1234=-5.") from None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Help:
+    """What the help says of a field; `unset` describes a default of None."""
+
+    text: str
+    unset: str = ""
+    name: str = ""  # the option, if not the field's name
+    metavar: str | None = None
+    parser: Callable[[str], Any] | None = None
+
+
+SAMPLING: Mapping[str, Help] = {
+    "max_tokens": Help("End after this many tokens.", unset="as many as the context allows"),
+    "min_tokens": Help("Do not end before this many tokens."),
+    "temperature": Help("Spread of the random choice; 0 takes the likeliest token."),
+    "top_k": Help("Choose among the K likeliest tokens; 0: all."),
+    "top_p": Help("Choose among the likeliest tokens that together have this probability."),
+    "min_p": Help("Drop tokens less likely than this fraction of the likeliest."),
+    "repetition_penalty": Help("Divide the score of tokens in prompt or answer; above 1 discourages them."),
+    "presence_penalty": Help("Subtract from the score of tokens already in the answer."),
+    "frequency_penalty": Help("Subtract from the score of a token for each time it is in the answer."),
+    "logit_bias": Help("Add BIAS to the score of a token id; repeatable.", metavar="TOKEN=BIAS", parser=parse_bias),
+    "seed": Help("The same seed gives the same answer.", unset="drawn, and shown in the receipt"),
+    "stop": Help("End the answer before this text; repeatable.", metavar="TEXT"),
+    "stop_token_ids": Help("End the answer at this token id; repeatable.", name="stop-token-id"),
+    "ignore_eos": Help("Go on past the end-of-sequence token."),
+    "n": Help("Number of answers."),
+    "logprobs": Help("Report log-probabilities, with this many alternatives (with --json).", unset="none"),
+    "prompt_logprobs": Help("The same for the prompt (with --json).", unset="none"),
+}
+
+ENGINE: Mapping[str, Help] = {
+    "kv_device": Help("Memory for the KV pool.", unset="from free memory", metavar="SIZE", parser=parse_size),
+    "kv_dtype": Help("Format of cached keys and values: auto, float32 or bfloat16."),
+    "max_context": Help("Longest prompt and answer together, in tokens.", unset="what the model was made for"),
+    "threads": Help("Processor threads.", unset="the processors at hand"),
+    "kernels": Help("Implementation of the operations: auto, native or reference."),
+    "max_batch_tokens": Help("Tokens computed in one step."),
+    "max_sequences": Help("Answers computed at once."),
+    "prefix_cache": Help("Reuse the computed beginnings of earlier prompts."),
+}
+
+
+def _option(annotation: Any, default: Any, name: str, about: Help, panel: str, environment: str | None) -> inspect.Parameter:
+    """A keyword parameter that Typer turns into an option with the type and default of the field."""
+    origin = typing.get_origin(annotation)
+    if origin is tuple:
+        annotation, default = list[typing.get_args(annotation)[0]], []  # type: ignore[misc]
+    elif origin is Mapping:
+        annotation, default = list[str], []
+    dashed = about.name or name.replace("_", "-")
+    info = typer.Option(
+        f"--{dashed}/--no-{dashed}" if default is True else f"--{dashed}",
+        help=about.text,
+        metavar=about.metavar,
+        parser=about.parser,
+        show_default=about.unset or not (default is False or default == []),
+        rich_help_panel=panel,
+        envvar=environment,
+    )
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[annotation, info])
+
+
+def sampling_options() -> list[inspect.Parameter]:
+    hints = typing.get_type_hints(SamplingParams)
+    defaults = {f.name: f.default for f in dataclasses.fields(SamplingParams)}
+    return [_option(hints[name], defaults[name], name, about, "Sampling", None) for name, about in SAMPLING.items()]
+
+
+def engine_options() -> list[inspect.Parameter]:
+    hints = {**typing.get_type_hints(SchedulerConfig), **typing.get_type_hints(EngineConfig)}
+    defaults = {f.name: f.default for kind in (SchedulerConfig, EngineConfig) for f in dataclasses.fields(kind)}
+    return [
+        _option(hints[name], defaults[name], name, about, "Engine", f"OBOLE_{name.upper()}") for name, about in ENGINE.items()
+    ]
+
+
+def with_options(*, sampling: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a Typer command the engine's options, and those for sampling.
+
+    The command receives them as `settings: dict[str, Any]` (only what differs from the defaults) and, if it asked for
+    them, `params: SamplingParams`; building those raises `InvalidRequest` for values out of range.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(command, eval_str=True)
+        kept = [p for p in own.parameters.values() if p.name not in ("params", "settings")]
+        sampled, set_up = sampling_options() if sampling else [], engine_options()
+
+        @functools.wraps(command)
+        def wrapper(**values: Any) -> None:
+            settings = {p.name: value for p in set_up if (value := values.pop(p.name)) != p.default}
+            if sampling:
+                chosen = {p.name: values.pop(p.name) for p in sampled}
+                for name in ("logprobs", "prompt_logprobs"):
+                    if chosen[name] is not None and not values["as_json"]:
+                        raise InvalidRequest(name, f"{name} are shown with --json only; add it, or leave them out.")
+                values["params"] = SamplingParams(**{**chosen, "logit_bias": dict(chosen["logit_bias"])})
+            command(**values, settings=settings)
+
+        wrapper.__signature__ = own.replace(parameters=[*kept, *sampled, *set_up])  # type: ignore[attr-defined]
+        wrapper.__annotations__ = {p.name: p.annotation for p in [*kept, *sampled, *set_up]}
+        return wrapper
+
+    return decorate
