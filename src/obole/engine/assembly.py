@@ -1,0 +1,147 @@
+"""Puts the parts of an engine together: checkpoint, kernels, model, cache, scheduler, text."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import psutil
+import torch
+
+from obole.cache.managers import KVCacheManager
+from obole.cache.pool import KVPool
+from obole.cache.spec import CacheSpec, group_layers
+from obole.config import BLOCK_SIZE, EngineConfig
+from obole.engine.results import EngineInfo
+from obole.engine.runner import Runner
+from obole.errors import ConfigError
+from obole.kernels.dispatch import Ops, load_ops
+from obole.layers.rope import context_limit
+from obole.models.loading import Loader
+from obole.models.registry import build_model, cache_spec
+from obole.scheduler.scheduler import Scheduler
+from obole.text.templates import ChatTemplate
+from obole.text.tokenizer import Tokenizer
+from obole.weights.checkpoint import Checkpoint, open_checkpoint
+from obole.weights.hub import resolve
+
+Progress: TypeAlias = Callable[[str, int, int], None]  # (stage, done, total); a total of 0 is unknown
+
+FREE_MEMORY_SHARE = 0.5  # of what is available after the weights are loaded; pages are taken as they are first written
+CONTEXTS = 64  # full contexts beyond which a larger pool would serve nobody on one machine
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    info: EngineInfo
+    tokenizer: Tokenizer | None
+    template: ChatTemplate | None
+    scheduler: Scheduler
+    runner: Runner
+    vocab_size: int
+    eos_ids: frozenset[int]
+
+
+def assemble(model: str, revision: str | None, config: EngineConfig, progress: Progress | None) -> Parts:
+    """Load everything. Raises `ModelError` or `ConfigError`; nothing is left running in that case."""
+    started = time.perf_counter()
+    torch.set_num_threads(1)  # the kernels have their own pool; a second one would fight over the same cores
+    checkpoint = open_checkpoint(resolve(model, revision, progress))
+    tokenizer, template = load_text(checkpoint)
+    ops = load_ops(config.kernels, config.threads or len(os.sched_getaffinity(0)))
+    context = pick_context(checkpoint, config)
+    built = build_model(Loader(checkpoint, ops, progress), context)
+    spec = cache_spec(checkpoint.config)
+    groups = group_layers(spec)
+    dtype = pick_kv_dtype(checkpoint, config)
+    block_bytes = KVPool.bytes_per_block(spec, groups, dtype)
+    pool = KVPool(spec, groups, pick_num_blocks(config, block_bytes, len(groups), context), dtype)
+    digest = checkpoint.digest.hex()
+    identity = {
+        "weights": digest,
+        "kv_dtype": str(dtype),
+        "kernels": ops.name,
+        "rope_context": context if checkpoint.config.rope.kind == "dynamic" else 0,
+    }
+    chunk = config.scheduler.max_batch_tokens
+    manager = KVCacheManager(groups, pool.num_blocks, identity, prefix_cache=config.scheduler.prefix_cache, chunk=chunk)
+    scheduler = Scheduler(config.scheduler, manager, context)
+    per_layer = 2 * dtype.itemsize
+    kv_layers = tuple((x.window, x.kv_heads * x.head_dim * per_layer) for x in spec.layers)
+    info = EngineInfo(
+        model=model,
+        architecture=checkpoint.config.architecture,
+        parameters=parameter_count(checkpoint),
+        weight_bytes=built.layer_bytes + built.head.nbytes + (built.embedding.nbytes if built.embedding is not built.head else 0),
+        weights_digest=digest,
+        kernels=ops.name,
+        threads=ops.threads,
+        kv_dtype=str(dtype).removeprefix("torch."),
+        kv_bytes=pool.nbytes,
+        kv_tokens=pool.num_blocks * BLOCK_SIZE // len(groups),
+        kv_bytes_per_token=sum(size for _, size in kv_layers),
+        max_context=context,
+        load_seconds=time.perf_counter() - started,
+    )
+    runner = Runner(built, pool, ops, len(groups), merge_layers(kv_layers))
+    vocab_size = checkpoint.config.vocab_size if tokenizer is None else min(tokenizer.vocab_size, checkpoint.config.vocab_size)
+    return Parts(info, tokenizer, template, scheduler, runner, vocab_size, frozenset(checkpoint.config.eos_ids))
+
+
+def load_text(checkpoint: Checkpoint) -> tuple[Tokenizer | None, ChatTemplate | None]:
+    """The tokenizer and chat template that came with the weights; None for what a folder does not have."""
+    if checkpoint.gguf_metadata is not None:
+        tokenizer = tokenizer_from_gguf(checkpoint.gguf_metadata)
+    else:
+        tokenizer = tokenizer_from_folder(checkpoint.folder)
+    return tokenizer, None
+
+
+def pick_context(checkpoint: Checkpoint, config: EngineConfig) -> int:
+    """Positions to serve: what the model was made for, or fewer or, with a scaled position embedding, more if asked."""
+    limit = context_limit(checkpoint.config)
+    if config.max_context is None:
+        return checkpoint.config.max_position
+    if config.max_context > limit:
+        raise ConfigError(f"max_context {config.max_context} is beyond this model's {limit} positions: ask for less.")
+    return config.max_context
+
+
+def pick_kv_dtype(checkpoint: Checkpoint, config: EngineConfig) -> torch.dtype:
+    if config.kv_dtype == "auto":
+        exact = checkpoint.tensors["model.embed_tokens.weight"].kind == "F32"
+        return torch.float32 if exact else torch.bfloat16
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.kv_dtype]
+
+
+def pick_num_blocks(config: EngineConfig, block_bytes: int, num_groups: int, context: int) -> int:
+    """Blocks in the pool: what --kv-device holds, else half of the free memory, but no more than 64 full contexts."""
+    smallest = 2 * num_groups  # two blocks in each group: room for a prompt of one token and its continuation
+    if config.kv_device is not None:
+        blocks = config.kv_device // block_bytes
+        if blocks < smallest:
+            need = smallest * block_bytes
+            raise ConfigError(f"A KV pool of {config.kv_device} bytes is too small: this model needs at least {need} bytes.")
+        return blocks
+    available = int(psutil.virtual_memory().available * FREE_MEMORY_SHARE)
+    most = CONTEXTS * num_groups * -(-context // BLOCK_SIZE)
+    blocks = min(available // block_bytes, most)
+    if blocks < smallest:
+        raise ConfigError(f"There is not enough free memory for a KV pool ({available} bytes): free some or set kv_device.")
+    return blocks
+
+
+def parameter_count(checkpoint: Checkpoint) -> int:
+    return sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values())
+
+
+def merge_layers(layers: tuple[tuple[int | None, int], ...]) -> tuple[tuple[int | None, int], ...]:
+    """Sum the bytes per token of layers that see the same window."""
+    totals: dict[int | None, int] = {}
+    for window, size in layers:
+        totals[window] = totals.get(window, 0) + size
+    return tuple(totals.items())

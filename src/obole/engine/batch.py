@@ -1,0 +1,72 @@
+"""A step plan as tensors."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from obole.config import BLOCK_SIZE
+from obole.layers.batch import Batch
+from obole.types import StepPlan
+
+Ints = np.ndarray[Any, np.dtype[np.int32]]
+
+
+class LogitRow(NamedTuple):
+    sequence: int  # index in the plan
+    row: int  # index in the batch
+    position: int  # of the row's token in its sequence
+
+
+def build_batch(plan: StepPlan, num_groups: int) -> Batch:
+    """Lay the planned tokens of each sequence side by side."""
+    count = len(plan.sequences)
+    starts = np.array(plan.starts, dtype=np.int32)
+    rows = np.array(plan.rows, dtype=np.int32)
+    row_starts = np.zeros(count + 1, dtype=np.int32)
+    np.cumsum(rows, out=row_starts[1:])
+    token_ids: list[int] = []
+    for sequence, start, n in zip(plan.sequences, plan.starts, plan.rows, strict=True):
+        if n == 1:
+            token_ids.append(sequence.tokens[start])
+        else:
+            token_ids.extend(sequence.tokens[start : start + n])
+    positions = np.repeat(starts - row_starts[:-1], rows) + np.arange(row_starts[-1], dtype=np.int32)
+    owner = np.repeat(np.arange(count), rows)
+    tables = [_table(plan, group) for group in range(num_groups)]
+    slots = [t[owner, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE for t in tables]
+    return Batch(
+        token_ids=torch.from_numpy(np.array(token_ids, dtype=np.int32)),
+        positions=torch.from_numpy(positions),
+        row_starts=torch.from_numpy(row_starts),
+        pos_starts=torch.from_numpy(starts),
+        tables=tuple(torch.from_numpy(t) for t in tables),
+        slots=tuple(torch.from_numpy(s) for s in slots),
+    )
+
+
+def _table(plan: StepPlan, group: int) -> Ints:
+    tables = [s.tables[group] for s in plan.sequences]
+    if len(tables) == 1:
+        return np.array(tables, dtype=np.int32)
+    padded = np.full((len(tables), max(map(len, tables))), -1, dtype=np.int32)
+    for row, table in zip(padded, tables, strict=True):
+        row[: len(table)] = table
+    return padded
+
+
+def logit_rows(plan: StepPlan) -> list[LogitRow]:
+    """Rows that want logits, in order: each row followed by a prompt token still to be scored, and each newest token."""
+    wanted: list[LogitRow] = []
+    first = 0
+    for i, (sequence, start, n) in enumerate(zip(plan.sequences, plan.starts, plan.rows, strict=True)):
+        if sequence.request.params.prompt_logprobs is not None:
+            known = len(sequence.prompt_logprobs)  # after preemption the prompt is computed again, but not scored again
+            for position in range(max(start, known), min(start + n, sequence.prompt_len - 1)):
+                wanted.append(LogitRow(i, first + position - start, position))
+        if plan.samples[i]:
+            wanted.append(LogitRow(i, first + n - 1, start + n - 1))
+        first += n
+    return wanted

@@ -1,0 +1,253 @@
+"""The synchronous engine: requests in, answers out. The one place where the parts are put together and run."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from obole.config import engine_config
+from obole.engine.assembly import Progress, assemble
+from obole.engine.prompts import Prompt, check_params, prompt_ids, split_prompts
+from obole.engine.results import Choice, Delta, Result, Score
+from obole.engine.sampler import choice_seed
+from obole.errors import InvalidRequest
+from obole.scheduler.receipt import receipt
+from obole.text.detokenizer import Detokenizer
+from obole.types import Event, FinishReason, Request, SamplingParams, Sequence
+
+
+@dataclass(slots=True)
+class _Live:
+    """A request on its way: the engine owns it from `submit` until its last delta is taken."""
+
+    request: Request
+    sequences: list[Sequence]
+    texts: list[list[str]]
+    deltas: deque[Delta] = field(default_factory=deque)
+    unfinished: int = 0
+    result: Result | None = None
+
+
+class Engine:
+    """Runs a model on this machine.
+
+    `model`: a catalogue name, a folder with safetensors, a `.gguf` file or a Hugging Face repository id (with
+    `revision`). Further keywords are the settings of `EngineConfig` and `SchedulerConfig`; an unknown one raises
+    `ConfigError`. Raises `ModelError` when the model cannot be had or loaded. Not thread-safe: one thread at a time.
+    """
+
+    def __init__(
+        self,
+        model: str | Path = "smollm2-135m",
+        *,
+        revision: str | None = None,
+        progress: Progress | None = None,
+        **settings: Any,
+    ) -> None:
+        parts = assemble(str(model), revision, engine_config(settings), progress)
+        self.info = parts.info
+        self.tokenizer = parts.tokenizer
+        self._template = parts.template
+        self._scheduler = parts.scheduler
+        self._runner = parts.runner
+        self._vocab_size = parts.vocab_size
+        self._eos_ids = parts.eos_ids
+        self._live: dict[str, _Live] = {}
+        self._numbers = itertools.count(1)
+        self._clock: Callable[[], float] = time.perf_counter
+
+    @property
+    def max_context(self) -> int:
+        """Tokens of prompt and output that one sequence can have, by the model's context and the size of the KV pool."""
+        return self._scheduler.max_length
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._template is not None
+
+    def generate(
+        self,
+        prompts: Prompt | Seq[Prompt],
+        params: SamplingParams | Seq[SamplingParams] | None = None,
+        *,
+        tenant: str = "",
+    ) -> list[Result]:
+        """Answer one prompt or many, batched; results come in the order of the prompts.
+
+        `params`: one for all, or one for each. Everything is checked before anything runs: an `InvalidRequest` for one
+        prompt refuses the whole call.
+        """
+        split = split_prompts(prompts)
+        each = [params or SamplingParams()] * len(split) if params is None or isinstance(params, SamplingParams) else list(params)
+        if len(each) != len(split):
+            raise InvalidRequest("params", f"There are {len(split)} prompts but {len(each)} params.")
+        live: list[_Live] = []
+        try:
+            for prompt, one in zip(split, each, strict=True):
+                live.append(self._submit(self._ids(prompt), one, tenant))
+            while any(one.unfinished for one in live):
+                self._step()
+        finally:
+            for one in live:
+                self._drop(one)
+        return [self._result_of(one) for one in live]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, tenant: str = "") -> Stream:
+        """Answer one prompt, a delta after each step that has news; the last delta carries the `Result`.
+
+        The request is checked and queued at once. Closing the stream (or leaving its `with` block) cancels the request.
+        """
+        return Stream(self, self._submit(self._ids(prompt), params or SamplingParams(), tenant))
+
+    def score(self, inputs: str | Seq[int] | Seq[str | Seq[int]], *, tenant: str = "") -> list[Score]:
+        """Log-probability of each given token after those before it. Texts get the model's BOS as usual.
+
+        Raises `InvalidRequest` for fewer than two tokens: the first one has nothing before it to be scored by.
+        """
+        params = SamplingParams(max_tokens=0, prompt_logprobs=0)
+        ids = [self._ids(text) for text in split_prompts(inputs)]
+        for one in ids:
+            if len(one) < 2:
+                raise InvalidRequest("input", "Scoring needs at least two tokens.")
+        results = self.generate(list(ids), params, tenant=tenant)
+        return [
+            Score(r.prompt_ids, tuple(p and p.logprob for p in r.prompt_logprobs or ()), r.receipt) for r in results
+        ]
+
+    def close(self) -> None:
+        """Cancel what is running and stop the helper processes. The engine cannot be used afterwards."""
+        for live in list(self._live.values()):
+            self._drop(live)
+        if self._template is not None:
+            self._template.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _ids(self, prompt: Prompt) -> tuple[int, ...]:
+        return prompt_ids(prompt, self.tokenizer, self._template, self._vocab_size)
+
+    def _submit(self, ids: tuple[int, ...], params: SamplingParams, tenant: str) -> _Live:
+        check_params(params, self._vocab_size, self.tokenizer is not None)
+        now = self._clock()
+        seed = secrets.randbits(63) if params.seed is None else params.seed
+        request = Request(
+            id=f"request-{next(self._numbers)}",
+            prompt_ids=ids,
+            params=params,
+            seed=choice_seed(seed, 0),
+            eos_ids=self._eos_ids,
+            tenant=tenant,
+            arrival=now,
+        )
+        limit = self._scheduler.max_length
+        max_len = limit if params.max_tokens is None else len(ids) + params.max_tokens
+        sequences = [self._sequence(request, i, max_len) for i in range(params.n)]
+        for sequence in sequences[1:]:
+            sequence.parent = sequences[0]
+        self._scheduler.add(sequences, now)
+        live = _Live(request, sequences, [[] for _ in sequences], unfinished=len(sequences))
+        self._live[request.id] = live
+        return live
+
+    def _sequence(self, request: Request, index: int, max_len: int) -> Sequence:
+        text = None if self.tokenizer is None else Detokenizer(self.tokenizer, request.params.stop)
+        return Sequence(request, index, choice_seed(request.seed, index), max_len, text)
+
+    def _step(self) -> None:
+        plan = self._scheduler.plan(self._clock())
+        if plan is None:
+            return
+        try:
+            result = self._runner.run(plan)
+        except BaseException:
+            self._scheduler.abandon(plan, self._clock())
+            for live in list(self._live.values()):
+                self._drop(live)
+            raise
+        for event in self._scheduler.settle(plan, result, self._clock()):
+            self._deliver(event)
+
+    def _deliver(self, event: Event) -> None:
+        sequence = event.sequence
+        live = self._live[sequence.request.id]
+        text = ""
+        if sequence.text is not None:
+            if event.finish_reason is not None:
+                sequence.text.flush()
+            text = sequence.text.take()
+            live.texts[sequence.index].append(text)
+        if event.finish_reason is not None:
+            live.unfinished -= 1
+            if not live.unfinished:
+                live.result = self._result_of(live)
+        live.deltas.append(Delta(sequence.index, text, event.token_ids, event.finish_reason, live.result))
+
+    def _result_of(self, live: _Live) -> Result:
+        params = live.request.params
+        first = live.sequences[0]
+        scored = None if params.prompt_logprobs is None else (None, *first.prompt_logprobs)
+        choices = tuple(
+            Choice(
+                index=s.index,
+                text="".join(text),
+                token_ids=tuple(s.output_ids),
+                finish_reason=s.finish_reason or FinishReason.CANCELLED,
+                logprobs=None if params.logprobs is None else tuple(s.logprobs),
+                receipt=receipt(s),
+            )
+            for s, text in zip(live.sequences, live.texts, strict=True)
+        )
+        return Result(live.request.id, live.request.prompt_ids, choices, scored)
+
+    def _drop(self, live: _Live) -> None:
+        """Forget a request; cancel it if it is not finished. Its last delta then says so."""
+        if live.unfinished:
+            for event in self._scheduler.cancel(live.request.id, self._clock()):
+                self._deliver(event)
+        self._live.pop(live.request.id, None)
+
+
+class Stream(Iterator[Delta]):
+    """The deltas of one request. `close()` cancels it; `result` is what there is, complete or cancelled."""
+
+    def __init__(self, engine: Engine, live: _Live) -> None:
+        self._engine = engine
+        self._live = live
+
+    def __next__(self) -> Delta:
+        live = self._live
+        while not live.deltas:
+            if not live.unfinished:
+                self.close()
+                raise StopIteration
+            self._engine._step()
+        return live.deltas.popleft()
+
+    @property
+    def result(self) -> Result | None:
+        """The whole result once the request has ended (also when it was cancelled), else None."""
+        return self._live.result
+
+    def close(self) -> None:
+        self._engine._drop(self._live)
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()

@@ -1,0 +1,64 @@
+"""From what a caller may hand over (text, token ids, chat messages) to checked requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias, cast
+
+from obole.errors import InvalidRequest
+from obole.text.templates import ChatTemplate
+from obole.text.tokenizer import Tokenizer
+from obole.types import SamplingParams
+
+Message: TypeAlias = Mapping[str, Any]
+Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
+
+
+def split_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or several: a string, a list of numbers and a list of messages are one; any other list holds prompts."""
+    if isinstance(prompts, str) or not isinstance(prompts, Sequence):
+        return [cast(Prompt, prompts)]
+    if prompts and all(_is_number(p) for p in prompts):
+        return [cast(Prompt, prompts)]
+    if prompts and all(isinstance(p, Mapping) for p in prompts):
+        return [cast(Prompt, prompts)]
+    return list(cast("Sequence[Prompt]", prompts))
+
+
+def prompt_ids(prompt: Prompt, tokenizer: Tokenizer | None, template: ChatTemplate | None, vocab_size: int) -> tuple[int, ...]:
+    """Token ids of one prompt. Raises `InvalidRequest` for anything that has none or has ids out of range."""
+    if isinstance(prompt, str):
+        if tokenizer is None:
+            raise InvalidRequest("prompt", "This model has no tokenizer: give token ids instead of text.")
+        ids = tokenizer.encode(prompt, special=True, bos=True)
+    elif not isinstance(prompt, Sequence):
+        raise InvalidRequest("prompt", f"A prompt is text, token ids or chat messages, not {type(prompt).__name__}.")
+    elif any(isinstance(p, Mapping) for p in prompt):
+        if template is None:
+            raise InvalidRequest("messages", "This model has no chat template: give a plain prompt instead (--raw).")
+        ids = template.encode(cast("Sequence[Message]", prompt))
+    else:
+        ids = [_checked_id("prompt", p, vocab_size) for p in prompt]
+    if not ids:
+        raise InvalidRequest("prompt", "The prompt is empty: give at least one token.")
+    return tuple(ids)
+
+
+def check_params(params: SamplingParams, vocab_size: int, has_tokenizer: bool) -> None:
+    """What can only be checked against a model. Raises `InvalidRequest` naming the field."""
+    for token in params.logit_bias:
+        _checked_id("logit_bias", token, vocab_size)
+    for token in params.stop_token_ids:
+        _checked_id("stop_token_ids", token, vocab_size)
+    if params.stop and not has_tokenizer:
+        raise InvalidRequest("stop", "This model has no tokenizer, so stop strings cannot be found: use stop_token_ids.")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float)
+
+
+def _checked_id(field: str, value: object, vocab_size: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < vocab_size:
+        raise InvalidRequest(field, f"{field} has {value!r}, which is not a token id from 0 to {vocab_size - 1}.")
+    return value
