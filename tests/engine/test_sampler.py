@@ -10,10 +10,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from obole.kernels.dispatch import load_ops
 
 from obole.engine.sampler import choice_seed, choose, keep, token_logprob
 from obole.errors import InvalidRequest
-from obole.kernels.dispatch import load_ops
 from obole.types import SamplingParams
 
 OPS = load_ops("reference", 1)
