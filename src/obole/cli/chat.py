@@ -145,7 +145,7 @@ def read_line() -> str | None:
 @guarded
 @with_options(sampling=True)
 def chat(
-    model: Annotated[str, typer.Argument(metavar="[MODEL]", help=MODEL_HELP)] = DEFAULT_MODEL,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)] = DEFAULT_MODEL,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="System message that opens the conversation.")] = None,
     as_json: JsonFlag = False,
     revision: Revision = None,

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import typer
+from rich.text import Text
 
 from obole.cli.terminal import print_json, stderr
 from obole.errors import OboleError
@@ -32,7 +33,7 @@ def report(error: Exception, *, as_json: bool) -> None:
     if as_json:
         print_json(error_json(message, getattr(error, "field", None)))
     else:
-        stderr().print("[bold red]error:[/]", message, soft_wrap=True, markup=True, highlight=False)
+        stderr().print(Text.assemble(("error:", "bold red"), " ", message), soft_wrap=True)
 
 
 def silence_stdout() -> None:
@@ -48,6 +49,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
         as_json = bool(values.get("as_json"))
         try:
             command(**values)
+            sys.stdout.flush()  # here, where a reader that has left is known for what it is
         except (typer.Exit, typer.Abort, typer.BadParameter):
             raise
         except KeyboardInterrupt:

@@ -44,4 +44,7 @@ def models(as_json: JsonFlag = False) -> None:
     for record in records:
         table.add_row(record["name"], record["licence"], size(record["size"]), record["path"] or "no", record["source"])
     width = None if sys.stdout.isatty() else 1000  # a file or pipe gets whole lines
-    Console(width=width, highlight=False).print(table)
+    console = Console(width=width, highlight=False)
+    with console.capture() as text:
+        console.print(table)
+    sys.stdout.write(text.get())

@@ -12,6 +12,7 @@ import typer
 
 from obole.cli.answering import Prompt, Screen, ask, open_engine, read_text, was_cancelled
 from obole.cli.failures import INTERRUPTED, guarded
+from obole.cli.models import catalogue
 from obole.cli.options import DEFAULT_MODEL, MODEL_HELP, JsonFlag, PromptFile, Revision, with_options
 from obole.cli.receipts import engine_line, receipt_text
 from obole.cli.terminal import note, print_json
@@ -24,9 +25,8 @@ REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 def names_a_model(word: str) -> bool:
     """Whether a lone argument is a model rather than a prompt."""
-    from obole.weights.hub import CATALOGUE
-
-    return word in CATALOGUE or word.endswith(".gguf") or bool(REPOSITORY.fullmatch(word)) or os.path.exists(word)
+    known = {record["name"] for record in catalogue()}
+    return word in known or word.endswith(".gguf") or bool(REPOSITORY.fullmatch(word)) or os.path.exists(word)
 
 
 def sort_arguments(first: str | None, second: str | None, prompt_file: Path | None) -> tuple[str, str | None]:
@@ -70,9 +70,9 @@ def print_receipts(result: Result, info: EngineInfo) -> None:
 @guarded
 @with_options(sampling=True)
 def run(
-    model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help=MODEL_HELP, show_default=DEFAULT_MODEL)] = None,
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help=MODEL_HELP, show_default=DEFAULT_MODEL)] = None,
     prompt: Annotated[
-        str | None, typer.Argument(metavar="[PROMPT]", help="What to ask; - or none: read from standard input.")
+        str | None, typer.Argument(metavar="PROMPT", help="What to ask; - or none: read from standard input.")
     ] = None,
     prompt_file: PromptFile = None,
     raw: Annotated[

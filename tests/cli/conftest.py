@@ -1,0 +1,169 @@
+"""A command line whose engine is a script: no weights, no torch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import obole
+from obole.cli.app import app
+from obole.engine.results import Choice, Delta, EngineInfo, Score
+from obole.engine.results import Result as Answer
+from obole.types import FinishReason, Receipt, SamplingParams
+
+SIZES = {
+    "parameters": 134_500_000,
+    "weight_bytes": 98_400_000,
+    "kv_bytes": 2 * 10**9,
+    "kv_tokens": 91_000,
+    "kv_bytes_per_token": 23_040,
+}
+NAMES = {"model": "fake", "architecture": "llama", "weights_digest": "abc", "kernels": "reference", "kv_dtype": "bfloat16"}
+INFO = EngineInfo(**NAMES, **SIZES, threads=2, kv_bytes_per_token=23_040, max_context=64, load_seconds=0.5)
+
+
+def encode(text: str, *, special: bool, bos: bool) -> list[int]:
+    assert special
+    return [1] * bos + list(text.encode())
+
+
+@dataclass
+class Script:
+    """What the fake engine will do, and what it was asked."""
+
+    pieces: list[str] = field(default_factory=lambda: ["Hello", " wor", "ld"])  # one delta each
+    before_piece: Callable[[int], None] = lambda _: None  # may raise
+    has_chat_template: bool = True
+    tokenizer: Any = field(default_factory=lambda: SimpleNamespace(encode=encode))
+    load: Callable[[], None] = lambda: None  # may raise
+    opened: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    asked: list[tuple[Any, SamplingParams]] = field(default_factory=list)
+    scored: list[list[int]] = field(default_factory=list)
+    closed: int = 0
+
+
+def receipt(tokens: int) -> Receipt:
+    return Receipt(
+        prompt_tokens=12,
+        cached_tokens=8,
+        computed_tokens=4,
+        output_tokens=tokens,
+        sources={"model": tokens},
+        forward_passes=tokens + 1,
+        weight_bytes=98_400_000 * (tokens + 1),
+        kv_bytes=5_000_000,
+        preemptions=0,
+        recomputed_tokens=0,
+        queued_seconds=0.0,
+        prefill_seconds=0.25,
+        decode_seconds=0.5,
+        total_seconds=0.75,
+        seed=7,
+    )
+
+
+class FakeStream:
+    """Gives each choice the script's pieces in turn; like the engine's stream, it goes on to its last delta when closed."""
+
+    def __init__(self, script: Script, params: SamplingParams) -> None:
+        self.script, self.n = script, params.n
+        self.given = [0] * params.n
+        self.turn = 0
+        self.result: Answer | None = None
+        self.cancelled = False
+
+    def __iter__(self) -> Iterator[Delta]:
+        return self
+
+    def __next__(self) -> Delta:
+        if self.result is not None:
+            raise StopIteration
+        index, self.turn = self.turn % self.n, self.turn + 1
+        if self.cancelled:
+            self.finish()
+            return Delta(0, "", (), FinishReason.CANCELLED, self.result)
+        self.script.before_piece(self.turn)
+        piece = self.script.pieces[self.given[index]]
+        self.given[index] += 1
+        ended = self.given[index] == len(self.script.pieces)
+        if ended and index == self.n - 1:
+            self.finish()
+        return Delta(index, piece, (self.turn,), FinishReason.STOP if ended else None, self.result)
+
+    def finish(self) -> None:
+        reason = FinishReason.CANCELLED if self.cancelled else FinishReason.STOP
+        choices = [
+            Choice(i, "".join(self.script.pieces[:count]), tuple(range(count)), reason, None, receipt(count))
+            for i, count in enumerate(self.given)
+        ]
+        self.result = Answer("request-1", tuple(range(12)), tuple(choices))
+
+    def close(self) -> None:
+        self.cancelled |= self.result is None
+
+    def __enter__(self) -> FakeStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+        if self.result is None:
+            self.finish()
+
+
+@pytest.fixture(autouse=True)
+def script(monkeypatch: pytest.MonkeyPatch) -> Script:
+    script = Script()
+
+    class FakeEngine:
+        def __init__(self, model: str, *, revision: str | None, progress: Any, **settings: Any) -> None:
+            progress("reading", 1, 2)
+            script.opened.append((model, {"revision": revision, **settings}))
+            script.load()
+            self.info, self.max_context = INFO, INFO.max_context
+            self.tokenizer, self.has_chat_template = script.tokenizer, script.has_chat_template
+
+        def stream(self, prompt: Any, params: SamplingParams) -> FakeStream:
+            script.asked.append((prompt, params))
+            return FakeStream(script, params)
+
+        def score(self, inputs: list[list[int]]) -> list[Score]:
+            script.scored += inputs
+            return [Score(tuple(ids), (None, *[-2.0] * (len(ids) - 1)), receipt(0)) for ids in inputs]
+
+        def __enter__(self) -> FakeEngine:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            script.closed += 1
+
+    hub = ModuleType("obole.weights.hub")
+    entries = [
+        (SimpleNamespace(name=name, licence="Apache-2.0", source=f"somewhere/{name}"), path, 98_362_432)
+        for name, path in (("smollm2-135m", Path("/cache/smollm2.gguf")), ("other-1b", None))
+    ]
+    hub.list_models = lambda: entries  # type: ignore[attr-defined]
+    monkeypatch.setitem(vars(obole), "Engine", FakeEngine)
+    monkeypatch.setitem(sys.modules, "obole.weights.hub", hub)
+    return script
+
+
+Invoke = Callable[..., Result]
+
+
+@pytest.fixture
+def invoke(monkeypatch: pytest.MonkeyPatch) -> Invoke:
+    """Run a command line with `stdin` on its standard input, which is not a terminal."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.delenv("OBOLE_DEBUG", raising=False)
+
+    def run(*arguments: str, stdin: str | bytes = "") -> Result:
+        return CliRunner().invoke(app, list(arguments), input=stdin)
+
+    return run
