@@ -18,13 +18,7 @@ from obole.engine.results import Choice, Delta, EngineInfo, Score
 from obole.engine.results import Result as Answer
 from obole.types import FinishReason, Receipt, SamplingParams
 
-SIZES = {
-    "parameters": 134_500_000,
-    "weight_bytes": 98_400_000,
-    "kv_bytes": 2 * 10**9,
-    "kv_tokens": 91_000,
-    "kv_bytes_per_token": 23_040,
-}
+SIZES = {"parameters": 134_500_000, "weight_bytes": 98_400_000, "kv_bytes": 2 * 10**9, "kv_tokens": 91_000}
 NAMES = {"model": "fake", "architecture": "llama", "weights_digest": "abc", "kernels": "reference", "kv_dtype": "bfloat16"}
 INFO = EngineInfo(**NAMES, **SIZES, threads=2, kv_bytes_per_token=23_040, max_context=64, load_seconds=0.5)
 
@@ -145,8 +139,8 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
 
     hub = ModuleType("obole.weights.hub")
     entries = [
-        (SimpleNamespace(name=name, licence="Apache-2.0", source=f"somewhere/{name}"), path, 98_362_432)
-        for name, path in (("smollm2-135m", Path("/cache/smollm2.gguf")), ("other-1b", None))
+        (SimpleNamespace(name=name, licence="Apache-2.0", source=f"somewhere/{name}"), path, count)
+        for name, path, count in (("smollm2-135m", Path("/cache/smollm2.gguf"), 98_362_432), ("other-1b", None, None))
     ]
     hub.list_models = lambda: entries  # type: ignore[attr-defined]
     monkeypatch.setitem(vars(obole), "Engine", FakeEngine)

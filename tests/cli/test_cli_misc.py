@@ -49,7 +49,7 @@ def test_score_refusals(invoke, script) -> None:
 def test_models(invoke) -> None:
     lines = invoke("models").stdout.splitlines()
     assert lines[1].split() == ["smollm2-135m", "Apache-2.0", "98.4", "MB", "/cache/smollm2.gguf", "somewhere/smollm2-135m"]
-    assert lines[2].split() == ["other-1b", "Apache-2.0", "98.4", "MB", "no", "somewhere/other-1b"]
+    assert lines[2].split() == ["other-1b", "Apache-2.0", "unknown", "no", "somewhere/other-1b"]
     first, second = json.loads(invoke("models", "--json").stdout)["models"]
     assert first == {
         "name": "smollm2-135m",
@@ -59,7 +59,7 @@ def test_models(invoke) -> None:
         "path": "/cache/smollm2.gguf",
         "source": "somewhere/smollm2-135m",
     }
-    assert (second["cached"], second["path"]) == (False, None)
+    assert (second["cached"], second["path"], second["size"]) == (False, None, None)
 
 
 def test_version(invoke) -> None:

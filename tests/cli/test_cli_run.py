@@ -99,7 +99,7 @@ def test_settings_come_from_the_environment(invoke, script, monkeypatch) -> None
     [
         (None, None, None, ("smollm2-135m", None)),
         ("smollm2-135m", None, None, ("smollm2-135m", None)),
-        ("other-1b", None, None, ("other-1b", None)),
+        ("qwen3-0.6b", None, None, ("qwen3-0.6b", None)),
         ("org/repo-1.5B", None, None, ("org/repo-1.5B", None)),
         ("missing.gguf", None, None, ("missing.gguf", None)),
         (os.path.dirname(__file__), None, None, (os.path.dirname(__file__), None)),

@@ -15,7 +15,7 @@ from obole.cli.terminal import print_json
 
 
 def catalogue() -> list[dict[str, Any]]:
-    """One record for each model of the catalogue; `size` is bytes, `path` None for what is not cached."""
+    """One record for each model of the catalogue; `size` is bytes if known, `path` None for what is not cached."""
     from obole.weights.hub import list_models
 
     return [
@@ -42,7 +42,13 @@ def models(as_json: JsonFlag = False) -> None:
     for heading in ("name", "licence", "size", "cached", "source"):
         table.add_column(heading, overflow="fold", no_wrap=heading in ("name", "size"))
     for record in records:
-        table.add_row(record["name"], record["licence"], size(record["size"]), record["path"] or "no", record["source"])
+        table.add_row(
+            record["name"],
+            record["licence"],
+            "unknown" if record["size"] is None else size(record["size"]),
+            record["path"] or "no",
+            record["source"],
+        )
     width = None if sys.stdout.isatty() else 1000  # a file or pipe gets whole lines
     console = Console(width=width, highlight=False)
     with console.capture() as text:

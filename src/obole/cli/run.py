@@ -12,21 +12,20 @@ import typer
 
 from obole.cli.answering import Prompt, Screen, ask, open_engine, read_text, was_cancelled
 from obole.cli.failures import INTERRUPTED, guarded
-from obole.cli.models import catalogue
 from obole.cli.options import DEFAULT_MODEL, MODEL_HELP, JsonFlag, PromptFile, Revision, with_options
 from obole.cli.receipts import engine_line, receipt_text
 from obole.cli.terminal import note, print_json
 from obole.engine.results import EngineInfo, Result
 from obole.errors import InvalidRequest
 from obole.types import SamplingParams
+from obole.weights.catalogue import CATALOGUE
 
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 def names_a_model(word: str) -> bool:
     """Whether a lone argument is a model rather than a prompt."""
-    known = {record["name"] for record in catalogue()}
-    return word in known or word.endswith(".gguf") or bool(REPOSITORY.fullmatch(word)) or os.path.exists(word)
+    return word in CATALOGUE or word.endswith(".gguf") or bool(REPOSITORY.fullmatch(word)) or os.path.exists(word)
 
 
 def sort_arguments(first: str | None, second: str | None, prompt_file: Path | None) -> tuple[str, str | None]:
