@@ -1,0 +1,132 @@
+"""The books of the block pool: who holds which block, what it contains, and which one to give up next. No torch."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+class LedgerError(RuntimeError):
+    """The books do not balance: a bug in the engine, never the fault of a request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Numbers of blocks: free + cached + in_use = total. Cached blocks can be given up at any time."""
+
+    total: int
+    free: int
+    cached: int
+    in_use: int
+
+
+class BlockLedger:
+    """Block ids 0 to num_blocks - 1, each in one of three states.
+
+    - free: nobody holds it and its contents mean nothing;
+    - in use: held `refs[block]` times;
+    - cached: nobody holds it, but its contents have a key and may be wanted again.
+
+    Free blocks are handed out first, then the cached one that was let go of longest ago. Every operation on one block is
+    O(1). The contents of a block belong to its key from `register` until the block is handed out again or `forget` is called.
+    """
+
+    __slots__ = ("_block_of", "_cached", "_free", "key_of", "refs")
+
+    def __init__(self, num_blocks: int) -> None:
+        self.refs = [0] * num_blocks
+        self.key_of: list[bytes | None] = [None] * num_blocks
+        self._block_of: dict[bytes, int] = {}
+        self._free = list(range(num_blocks - 1, -1, -1))  # a stack: what was used last is warm in the caches
+        self._cached: OrderedDict[int, None] = OrderedDict()  # let go of longest ago first
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.refs)
+
+    @property
+    def available(self) -> int:
+        """Blocks that `allocate` can hand out."""
+        return len(self._free) + len(self._cached)
+
+    def allocate(self) -> int:
+        """Take a block, held once, with no key. Raises `LedgerError` when none is left: ask `available` first."""
+        if self._free:
+            block = self._free.pop()
+        elif self._cached:
+            block = self._cached.popitem(last=False)[0]
+            self.forget(block)
+        else:
+            raise LedgerError(f"All {self.num_blocks} blocks are in use.")
+        self.refs[block] = 1
+        return block
+
+    def acquire(self, block: int) -> None:
+        """Hold a block that is in use or cached once more."""
+        if self.refs[block] == 0:
+            if block not in self._cached:
+                raise LedgerError(f"Block {block} is free: there is nothing in it to share.")
+            del self._cached[block]
+        self.refs[block] += 1
+
+    def release(self, block: int) -> None:
+        """Let go of a block once. The last holder leaves it cached if it has a key, else free.
+
+        A sequence lets go of its last block first, so that its beginning, which more prompts share, is given up last.
+        """
+        if self.refs[block] == 0:
+            raise LedgerError(f"Block {block} is released by somebody who does not hold it.")
+        self.refs[block] -= 1
+        if self.refs[block] == 0:
+            if self.key_of[block] is None:
+                self._free.append(block)
+            else:
+                self._cached[block] = None
+
+    def register(self, block: int, key: bytes) -> bool:
+        """Name the contents of a block in use. False if another block already goes by that key: this one stays unnamed."""
+        if self.refs[block] == 0:
+            raise LedgerError(f"Block {block} is in nobody's hands and cannot be named.")
+        if self.key_of[block] is not None:
+            raise LedgerError(f"Block {block} already has a key.")
+        if self._block_of.setdefault(key, block) != block:
+            return False
+        self.key_of[block] = key
+        return True
+
+    def forget(self, block: int) -> None:
+        """Take the name off a block whose contents are about to change."""
+        key = self.key_of[block]
+        if key is not None:
+            self.key_of[block] = None
+            del self._block_of[key]
+
+    def lookup(self, key: bytes) -> int | None:
+        """The block with these contents, in use or cached."""
+        return self._block_of.get(key)
+
+    def usage(self) -> Usage:
+        free, cached = len(self._free), len(self._cached)
+        return Usage(self.num_blocks, free, cached, self.num_blocks - free - cached)
+
+    def check(self, holdings: Iterable[int] | None = None) -> None:
+        """Raise `LedgerError` unless every block is in one state and the books agree.
+
+        `holdings`: the blocks that all holders together think they hold, with repetition; None: not compared.
+        """
+        free, cached = set(self._free), set(self._cached)
+        held = {b for b, n in enumerate(self.refs) if n > 0}
+        if len(free) + len(cached) + len(held) != self.num_blocks or len(free | cached | held) != self.num_blocks:
+            raise LedgerError(f"{len(free)} free + {len(cached)} cached + {len(held)} in use are not {self.num_blocks} blocks.")
+        if len(free) != len(self._free) or min(self.refs, default=0) < 0:
+            raise LedgerError("A block is free twice, or held less than never.")
+        named = {key: b for b, key in enumerate(self.key_of) if key is not None}
+        if named != self._block_of or len(named) != sum(key is not None for key in self.key_of):
+            raise LedgerError("Keys and blocks do not point at each other.")
+        if any(self.key_of[b] is not None for b in free) or any(self.key_of[b] is None for b in cached):
+            raise LedgerError("A free block has a key, or a cached one has none.")
+        if holdings is not None:
+            counts = Counter(holdings)
+            if any(n != counts[b] for b, n in enumerate(self.refs)):
+                raise LedgerError("Blocks are held more or less often than the sequences say.")

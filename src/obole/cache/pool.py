@@ -1,0 +1,53 @@
+"""The block pool as tensors: where keys and values lie. The books about it are kept in `ledger.py`."""
+
+from __future__ import annotations
+
+import torch
+
+from obole.cache.spec import CacheGroup, CacheSpec
+from obole.config import BLOCK_SIZE
+from obole.errors import ModelError
+
+
+class KVPool:
+    """For each slot, i.e. each layer of the largest group, one tensor of keys and one of values over all blocks.
+
+    Keys (num_blocks, kv_heads, head_dim, 16): transposed, so that one block times a query is 16 lanes side by side;
+    values (num_blocks, kv_heads, 16, head_dim). Layer `group.layers[i]` uses slot i, at the block ids of its group. The
+    memory is not touched here, so the system provides a page when it is first written.
+    """
+
+    def __init__(self, spec: CacheSpec, groups: tuple[CacheGroup, ...], num_blocks: int, dtype: torch.dtype) -> None:
+        heads, dim = _shape(spec)
+        slots = max(len(group.layers) for group in groups)
+        self.num_blocks = num_blocks
+        self._keys = [torch.empty(num_blocks, heads, dim, BLOCK_SIZE, dtype=dtype) for _ in range(slots)]
+        self._values = [torch.empty(num_blocks, heads, BLOCK_SIZE, dim, dtype=dtype) for _ in range(slots)]
+        self._place = {layer: (slot, g) for g, group in enumerate(groups) for slot, layer in enumerate(group.layers)}
+
+    @staticmethod
+    def bytes_per_block(spec: CacheSpec, groups: tuple[CacheGroup, ...], dtype: torch.dtype) -> int:
+        heads, dim = _shape(spec)
+        return max(len(group.layers) for group in groups) * 2 * heads * dim * BLOCK_SIZE * dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self._keys + self._values)
+
+    def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """Keys, values and cache group of a layer."""
+        slot, group = self._place[index]
+        return self._keys[slot], self._values[slot], group
+
+    def copy(self, copies: list[tuple[int, int]]) -> None:
+        """Copy whole blocks, (from, to), all layers of a group at once. No target is named twice; all are read first."""
+        source, target = (torch.tensor(ids) for ids in zip(*copies, strict=True))
+        for tensor in self._keys + self._values:
+            tensor[target] = tensor[source]
+
+
+def _shape(spec: CacheSpec) -> tuple[int, int]:
+    shapes = {(layer.kv_heads, layer.head_dim) for layer in spec.layers}
+    if len(shapes) != 1:
+        raise ModelError(f"All layers must agree in (kv_heads, head_dim) to share a KV pool, but there are {sorted(shapes)}.")
+    return shapes.pop()

@@ -1,0 +1,42 @@
+"""The receipt of a finished answer, from the tally kept while it was made."""
+
+from __future__ import annotations
+
+from obole.types import Receipt, Sequence
+
+
+def receipt(seq: Sequence) -> Receipt:
+    """Close the tally of a finished sequence. The sums of `Receipt` hold exactly.
+
+    A sequence that was cancelled before all of its prompt was computed is charged for the whole of it as computed; one that
+    was never scheduled has spent all its time in the queue, one without a token all the rest in prefill.
+
+    Raises ValueError for a sequence that is still at work.
+    """
+    tally = seq.tally
+    if tally.finished is None:
+        raise ValueError(f"Choice {seq.index} of request {seq.request.id} is not finished and has no receipt yet.")
+    scheduled = tally.finished if tally.first_scheduled is None else tally.first_scheduled
+    first_token = tally.finished if tally.first_token is None else tally.first_token
+    queued = scheduled - seq.request.arrival
+    prefill = first_token - scheduled
+    decode = tally.finished - first_token
+    cached = max(0, tally.cached)
+    outputs = len(seq.tokens) - seq.prompt_len
+    return Receipt(
+        prompt_tokens=seq.prompt_len,
+        cached_tokens=cached,
+        computed_tokens=seq.prompt_len - cached,
+        output_tokens=outputs,
+        sources={"model": outputs},
+        forward_passes=tally.passes,
+        weight_bytes=tally.weight_bytes,
+        kv_bytes=tally.kv_bytes,
+        preemptions=tally.preemptions,
+        recomputed_tokens=tally.recomputed,
+        queued_seconds=queued,
+        prefill_seconds=prefill,
+        decode_seconds=decode,
+        total_seconds=queued + prefill + decode,
+        seed=seq.seed,
+    )

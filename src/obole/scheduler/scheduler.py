@@ -1,0 +1,377 @@
+"""Decides what each step computes. No torch, no clock of its own.
+
+There are no phases: a sequence has tokens, and a count of those already computed; a step computes some of the rest, at most
+`max_batch_tokens` rows over all sequences. Sequences that want a single row, the decoding ones, are served first, so that a
+long prompt never stalls them; the rest of the budget goes to the others, oldest first, and then to the queue.
+
+Order of arrival is the one priority. Without room in the KV pool the youngest running sequence goes back to the queue, where
+nobody overtakes it. So the oldest sequence is never interrupted, and since the pool could hold it alone (else it was
+refused at the door), it ends; then another one is the oldest.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from itertools import repeat
+from typing import NamedTuple
+
+from obole.cache.ledger import LedgerError
+from obole.cache.managers import KVCacheManager
+from obole.config import BLOCK_SIZE, SchedulerConfig
+from obole.errors import InvalidRequest
+from obole.scheduler.admission import longest_computable, refuse_impossible
+from obole.types import Event, FinishReason, Sequence, Status, StepPlan, StepResult
+
+
+class _Stuck(NamedTuple):
+    """The head of the queue did not fit: it is not tried again, at the cost of a look-up per block, before this changes."""
+
+    seq: Sequence
+    available: int  # blocks
+    running: int  # sequences
+
+
+class Scheduler:
+    """`add` sequences, then `plan` a step, run it, and `settle` it, until nothing `has_work`.
+
+    `max_context`: most tokens of prompt and output together. All times are seconds on the caller's clock.
+    """
+
+    def __init__(self, config: SchedulerConfig, cache: KVCacheManager, max_context: int) -> None:
+        if cache.chunk < config.max_batch_tokens:
+            raise ValueError(f"The cache reckons with {cache.chunk} tokens in a step, but max_batch_tokens is larger.")
+        self.config = config
+        self.cache = cache
+        self.max_context = max_context
+        self.max_length = min(max_context, longest_computable(cache, max_context) + 1)
+        """Largest total length, prompt and output, that an empty pool can hold."""
+        # a decoding sequence costs one row in each step, so no more of them run than a step has rows
+        self._seats = min(config.max_sequences, config.max_batch_tokens)
+        self._order: dict[Sequence, int] = {}  # every live sequence: its number in order of arrival
+        self._requests: dict[str, list[Sequence]] = {}  # live sequences by request id
+        self._arrivals = 0
+        self._waiting: list[Sequence] = []  # in order of arrival; they own no blocks
+        self._running: list[Sequence] = []  # in order of arrival; they own blocks
+        self._dying: list[Sequence] = []  # cancelled during the step under way: they own blocks until it is settled
+        self._lost: dict[Sequence, int] = {}  # preempted: how many tokens had been computed
+        self._under_way: StepPlan | None = None
+        self._stuck: _Stuck | None = None
+
+    # -- the door ---------------------------------------------------------------------------------------------------------
+
+    def add(self, seqs: list[Sequence]) -> None:
+        """Queue the n answers to one request, or none of them: raises `InvalidRequest` for what can never be served.
+
+        All but the first wait until its prompt is computed and then share it.
+        """
+        for seq in seqs:
+            if seq.request.id in self._requests:
+                raise InvalidRequest("id", f"There already is a request {seq.request.id!r}; wait for it or use another id.")
+            refuse_impossible(seq, self.cache, self.max_context, self.max_length)
+        for seq in seqs:
+            seq.parent = seqs[0] if seq is not seqs[0] else None
+            self._order[seq] = self._arrivals
+            self._arrivals += 1
+            self._requests.setdefault(seq.request.id, []).append(seq)
+            self._waiting.append(seq)
+
+    def cancel(self, request_id: str, now: float) -> list[Event]:
+        """End all answers to a request, wherever they are. Unknown and finished requests are ignored.
+
+        Blocks are free at once, except those of a step under way, which are free when it is settled.
+        """
+        events = []
+        for seq in tuple(self._requests.get(request_id, ())):
+            if seq.status is Status.WAITING:
+                self._waiting.remove(seq)
+            else:
+                self._running.remove(seq)
+                if self._under_way is not None and seq in self._under_way.sequences:
+                    seq.dead = True
+                    self._dying.append(seq)
+            self._finish(seq, FinishReason.CANCELLED, now)
+            events.append(Event(seq, (), FinishReason.CANCELLED))
+        return events
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._order or self._dying)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    # -- plan -------------------------------------------------------------------------------------------------------------
+
+    def plan(self, now: float) -> StepPlan | None:
+        """The next step, or None if there is nothing to compute. `settle` it before planning the next one."""
+        if self._under_way is not None:
+            raise RuntimeError("The step under way must be settled before the next one is planned.")
+        plan = StepPlan([], [], [], [], [])
+        waiting_before = len(self._waiting)
+        behind = self._plan_decoding(plan)
+        self._plan_chunks(plan, behind)
+        if self._waiting and len(self._waiting) == waiting_before:  # not in a step that had to preempt
+            self._admit(plan, now)
+        if not plan.sequences:
+            if self._order:
+                raise RuntimeError(f"No step can be planned for {len(self._order)} sequences: the scheduler is stuck.")
+            return None
+        self._under_way = plan
+        return plan
+
+    def _plan_decoding(self, plan: StepPlan) -> list[Sequence]:
+        """One row for each sequence that lacks one; returns the others. Runs 256 times a step: no calls off the boundary."""
+        sequences, starts, samples = plan.sequences, plan.starts, plan.samples
+        behind = []
+        for seq in self._running:  # loses its last elements when sequences are preempted, which Python allows
+            start = seq.num_computed
+            length = start + 1
+            if len(seq.tokens) != length:
+                behind.append(seq)
+                continue
+            # Between steps no running sequence shares the block it writes next (see `_enter`), so only a new one is asked for.
+            if start % BLOCK_SIZE == 0 and not self._make_room(seq, length, plan):
+                break
+            sequences.append(seq)
+            starts.append(start)
+            samples.append(length < seq.max_len)
+        plan.total_rows = len(sequences)
+        plan.rows = [1] * plan.total_rows
+        return behind
+
+    def _plan_chunks(self, plan: StepPlan, behind: list[Sequence]) -> None:
+        for seq in behind:
+            budget = self.config.max_batch_tokens - plan.total_rows
+            if budget <= 0 or seq.status is not Status.RUNNING:
+                break
+            rows = min(budget, len(seq.tokens) - seq.num_computed)
+            if not self._make_room(seq, seq.num_computed + rows, plan):
+                break
+            _append(plan, seq, rows)
+
+    def _make_room(self, seq: Sequence, upto: int, plan: StepPlan) -> bool:
+        """Blocks for the tokens before `upto`, at the cost of younger sequences. False if `seq` itself had to go."""
+        while (copies := self.cache.allocate(seq, upto)) is None:
+            victim = self._running.pop()
+            self._preempt(victim, plan)
+            if victim is seq:
+                return False
+        plan.copies += copies
+        return True
+
+    def _preempt(self, seq: Sequence, plan: StepPlan) -> None:
+        if seq in plan.sequences:  # a decoding sequence makes way for an older prompt
+            i = plan.sequences.index(seq)
+            plan.total_rows -= plan.rows[i]
+            for parallel in (plan.sequences, plan.starts, plan.rows, plan.samples):
+                del parallel[i]
+            own = {block for table in seq.tables for block in table}
+            plan.copies = [copy for copy in plan.copies if copy[1] not in own]
+        self._lost[seq] = seq.num_computed
+        self.cache.release(seq)
+        seq.tally.preemptions += 1
+        seq.status = Status.WAITING
+        insort(self._waiting, seq, key=self._order.__getitem__)
+
+    # -- admission --------------------------------------------------------------------------------------------------------
+
+    def _admit(self, plan: StepPlan, now: float) -> None:
+        if self._still_stuck():
+            return
+        waiting = self._waiting
+        reserve = sum(self._wants_soon(seq) for seq in self._running)
+        i = 0
+        while i < len(waiting) and plan.total_rows < self.config.max_batch_tokens and len(self._running) < self._seats:
+            seq = waiting[i]
+            parent = seq.parent
+            if parent is not None and parent.status is Status.RUNNING and parent.num_computed < parent.prompt_len:
+                i += 1  # waits for a prompt that is being computed, which is no reason for others to wait
+            elif self._enter(seq, plan, now, reserve):
+                del waiting[i]
+                reserve += self._wants_soon(seq)
+            else:
+                self._stuck = _Stuck(seq, self.cache.available, len(self._running))
+                break
+
+    def _still_stuck(self) -> bool:
+        stuck, head = self._stuck, self._waiting[0]
+        if stuck is None or stuck.seq is not head:
+            return False
+        return 0 < len(self._running) >= stuck.running and self.cache.available <= stuck.available
+
+    def _enter(self, seq: Sequence, plan: StepPlan, now: float, reserve: int) -> bool:
+        """Give a waiting sequence a place if all of its tokens fit beside the `reserve` that the running ones want soon."""
+        cache = self.cache
+        parent = seq.parent
+        forked = parent is not None and parent.status is Status.RUNNING and cache.fork(parent, seq)
+        if not forked:
+            cache.attach(seq, cache.match(seq))
+        hit = seq.num_computed
+        upto = min(len(seq.tokens), hit + self.config.max_batch_tokens - plan.total_rows)
+        fits = not self._running or cache.missing(seq, len(seq.tokens)) + reserve <= cache.available
+        # Copies the last block at once if others hold it, so that the sequence owns what it will write.
+        copies = cache.allocate(seq, upto) if fits else None
+        if copies is None:
+            cache.release(seq)
+            return False
+        plan.copies += copies
+        if forked and parent is not None:
+            seq.prompt_logprobs = list(parent.prompt_logprobs)
+        seq.parent = None
+        seq.status = Status.RUNNING
+        insort(self._running, seq, key=self._order.__getitem__)
+        tally = seq.tally
+        if tally.first_scheduled is None:
+            tally.first_scheduled = now
+            tally.cached = hit
+        tally.recomputed += max(0, self._lost.pop(seq, 0) - hit)
+        _append(plan, seq, upto - hit)
+        return True
+
+    def _wants_soon(self, seq: Sequence) -> int:
+        """Blocks that a running sequence wants soon: for the rest of its prompt, and one more in each group.
+
+        Without this reserve, a sequence let in today would be thrown out tomorrow, and computed twice.
+        """
+        length = len(seq.tokens)
+        prompt = self.cache.missing(seq, length) if length - seq.num_computed > 1 else 0
+        return prompt + len(self.cache.groups)
+
+    # -- settle -----------------------------------------------------------------------------------------------------------
+
+    def settle(self, plan: StepPlan, result: StepResult, now: float) -> list[Event]:
+        """Book what a step has yielded. Returns the news of every sequence that has any, in the order of the plan."""
+        self._land(plan)
+        events: list[Event] = []
+        rows_before = 0
+        weight_bytes, total_rows = result.weight_bytes, plan.total_rows
+        charged = 0
+        for seq, start, rows, tokens, kv_bytes, logprobs, scores in zip(
+            plan.sequences,
+            plan.starts,
+            plan.rows,
+            result.tokens,
+            result.kv_bytes or repeat(0),
+            result.logprobs,
+            result.prompt_logprobs,
+            strict=False,
+        ):
+            tally = seq.tally
+            tally.passes += 1
+            tally.kv_bytes += kv_bytes
+            rows_before += rows
+            share = weight_bytes * rows_before // total_rows - charged  # by rows; the shares sum to the whole
+            tally.weight_bytes += share
+            charged += share
+            if seq.dead:
+                continue
+            if scores is not None:
+                seq.prompt_logprobs += scores
+            computed = start + rows
+            reason = None
+            if tokens:
+                if tally.first_token is None:
+                    tally.first_token = now
+                taken, reason = _take(seq, tokens)
+                if taken < len(tokens):
+                    tokens = tokens[:taken]
+                if logprobs is not None:
+                    seq.logprobs += logprobs[:taken]
+                computed = min(computed, len(seq.tokens) - 1)  # drafts that were turned down are not part of it
+            elif computed >= seq.max_len:
+                reason = FinishReason.LENGTH  # only the prompt was wanted
+            seq.num_computed = computed
+            if computed // BLOCK_SIZE != start // BLOCK_SIZE:
+                self.cache.commit(seq)
+            if reason is not None:
+                self._finish(seq, reason, now)
+            if tokens or reason is not None:
+                events.append(Event(seq, tuple(tokens), reason))
+        self._sweep()
+        return events
+
+    def abandon(self, plan: StepPlan, now: float) -> list[Event]:
+        """Give up the step under way, because it failed: cancels all requests that were part of it."""
+        self._land(plan)
+        self._sweep()
+        ids = dict.fromkeys(seq.request.id for seq in plan.sequences if seq.status is Status.RUNNING)
+        return [event for request_id in ids for event in self.cancel(request_id, now)]
+
+    def _land(self, plan: StepPlan) -> None:
+        if plan is not self._under_way:
+            raise RuntimeError("Only the step under way can be settled or abandoned, and only once.")
+        self._under_way = None
+
+    def _sweep(self) -> None:
+        """Take finished sequences off the running ones; those cancelled during the step give back their blocks."""
+        self._running = [seq for seq in self._running if seq.status is Status.RUNNING]
+        for seq in self._dying:
+            self.cache.release(seq)
+        self._dying.clear()
+
+    def _finish(self, seq: Sequence, reason: FinishReason, now: float) -> None:
+        """End a sequence. The caller takes it off its list; blocks of a step under way are left to `_sweep`."""
+        seq.finish_reason = reason
+        seq.status = Status.FINISHED
+        seq.parent = None
+        seq.tally.finished = now
+        if not seq.dead:
+            self.cache.release(seq)
+        self._lost.pop(seq, None)
+        del self._order[seq]
+        siblings = self._requests[seq.request.id]
+        siblings.remove(seq)
+        if not siblings:
+            del self._requests[seq.request.id]
+
+    # -- books ------------------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise `LedgerError` unless every live sequence is in one place and every block has its rightful holders."""
+        queued, running = set(self._waiting), set(self._running)
+        live = {seq for seqs in self._requests.values() for seq in seqs}
+        if queued & running or queued | running != live or live != set(self._order) or not set(self._lost) <= queued:
+            raise LedgerError("A sequence is lost, or in two places.")
+        if any(seq.status is not Status.WAITING or seq.tables for seq in queued):
+            raise LedgerError("A waiting sequence owns blocks.")
+        if any(seq.status is not Status.RUNNING for seq in running):
+            raise LedgerError("A sequence runs that should not.")
+        self.cache.check([*self._running, *self._dying])
+        if not self.has_work and self.cache.usage().in_use:
+            raise LedgerError("The engine is idle, but blocks are in use.")
+
+
+def _append(plan: StepPlan, seq: Sequence, rows: int) -> None:
+    end = seq.num_computed + rows
+    plan.sequences.append(seq)
+    plan.starts.append(seq.num_computed)
+    plan.rows.append(rows)
+    plan.samples.append(end == len(seq.tokens) < seq.max_len)
+    plan.total_rows += rows
+
+
+def _take(seq: Sequence, new: list[int]) -> tuple[int, FinishReason | None]:
+    """Append tokens one by one until one of them ends the answer; returns how many were taken.
+
+    The rules apply in the order of the tokens, so a stop in the middle of several accepted at once comes before a length
+    limit that they cross; on the same token, the stop wins.
+    """
+    tokens, text, stop_ids, max_len = seq.tokens, seq.text, seq.stop_ids, seq.max_len
+    taken = 0
+    for token in new:
+        tokens.append(token)
+        taken += 1
+        length = len(tokens)
+        stops = length >= seq.min_len
+        if stops and token in stop_ids:
+            return taken, FinishReason.STOP
+        if text is not None and text.push(token, stops=stops):
+            return taken, FinishReason.STOP
+        if length >= max_len:
+            return taken, FinishReason.LENGTH
+    return taken, None

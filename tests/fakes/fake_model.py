@@ -1,0 +1,135 @@
+"""A model without weights, for tests of everything around a model.
+
+Its next token is a pure function of all tokens so far and the seed, so any token that is lost, repeated or taken from
+another sequence changes the rest of the answer. Its KV cache records, in every slot of every block, which token of which
+context was written there. Each row checks every slot that it may read, so a block that is wrong, stale, evicted too early or
+shared by mistake is found when it is read, not when it happens to matter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+from obole.cache.spec import CacheGroup
+from obole.config import BLOCK_SIZE
+from obole.types import FinishReason, Sequence, StepPlan, StepResult, TokenLogprob
+
+WEIGHT_BYTES = 1_000_003  # prime: shares by rows never come out even
+
+
+def context_digest(tokens: list[int] | tuple[int, ...]) -> bytes:
+    return blake2b(b"".join(t.to_bytes(4, "little") for t in tokens), digest_size=16).digest()
+
+
+def next_token(tokens: list[int] | tuple[int, ...], seed: int, vocab: int) -> int:
+    return int.from_bytes(blake2b(context_digest(tokens) + seed.to_bytes(8, "little"), digest_size=8).digest(), "little") % vocab
+
+
+def score(tokens: list[int] | tuple[int, ...], position: int) -> TokenLogprob:
+    """What stands for the log-probability of the token at `position`, given those before it."""
+    return TokenLogprob(tokens[position], -next_token(tokens[: position + 1], 0, 10_007) / 1000)
+
+
+@dataclass(frozen=True)
+class Slot:
+    group: int
+    position: int
+    context: bytes  # digest of all tokens up to and including this one
+    tenant: str
+
+
+@dataclass
+class FakeModel:
+    """Runs step plans. Raises AssertionError as soon as a plan would read or write what it must not."""
+
+    groups: tuple[CacheGroup, ...]
+    num_blocks: int
+    max_rows: int
+    vocab: int = 50
+    rows_computed: int = 0
+    slots: list[list[Slot | None]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.slots = [[None] * BLOCK_SIZE for _ in range(self.num_blocks)]
+
+    def run(self, plan: StepPlan) -> StepResult:
+        self.check_plan(plan)
+        for source, target in plan.copies:
+            self.slots[target] = list(self.slots[source])
+        # all rows of a layer are written before any is read, as attention kernels do
+        for seq, start, rows in zip(plan.sequences, plan.starts, plan.rows, strict=True):
+            for position in range(start, start + rows):
+                self.write(seq, position)
+        for seq, start, rows in zip(plan.sequences, plan.starts, plan.rows, strict=True):
+            for position in range(start, start + rows):
+                self.read(seq, position)
+        self.rows_computed += plan.total_rows
+        result = StepResult([], [], [], WEIGHT_BYTES, [1000 * rows + start for start, rows in zip(plan.starts, plan.rows, strict=True)])
+        for i, seq in enumerate(plan.sequences):
+            params = seq.request.params
+            new = [next_token(seq.tokens, seq.seed, self.vocab)] if plan.samples[i] else []
+            result.tokens.append(new)
+            wants = params.logprobs is not None and bool(new)
+            result.logprobs.append([score([*seq.tokens, *new], len(seq.tokens))] if wants else None)
+            result.prompt_logprobs.append(self.prompt_scores(seq, plan.starts[i], plan.rows[i]))
+        return result
+
+    def prompt_scores(self, seq: Sequence, start: int, rows: int) -> list[TokenLogprob] | None:
+        if seq.request.params.prompt_logprobs is None:
+            return None
+        known = len(seq.prompt_logprobs)
+        end = min(start + rows, seq.prompt_len - 1)
+        assert start <= known or known == seq.prompt_len - 1, "prompt tokens were skipped that should have been scored"
+        return [score(seq.tokens, position + 1) for position in range(max(start, known), end)]
+
+    def check_plan(self, plan: StepPlan) -> None:
+        assert plan.sequences
+        assert len(plan.sequences) == len(plan.starts) == len(plan.rows) == len(plan.samples) == len(set(plan.sequences))
+        assert plan.total_rows == sum(plan.rows) <= self.max_rows
+        targets = [target for _, target in plan.copies]
+        assert len(set(targets)) == len(targets), "two copies into one block"
+        writers: dict[int, Sequence] = {}
+        for seq, start, rows, samples in zip(plan.sequences, plan.starts, plan.rows, plan.samples, strict=True):
+            assert rows > 0
+            assert start == seq.num_computed
+            assert start + rows <= len(seq.tokens)
+            assert samples == (start + rows == len(seq.tokens) < seq.max_len)
+            for table in seq.tables:
+                for block in table[start // BLOCK_SIZE : (start + rows - 1) // BLOCK_SIZE + 1]:
+                    assert block >= 0, "a row has no block to be written to"
+                    assert writers.setdefault(block, seq) is seq, "two sequences write one block"
+        for seq, start in zip(plan.sequences, plan.starts, strict=True):
+            for table, group in zip(seq.tables, self.groups, strict=True):
+                first = 0 if group.window is None else max(0, start - group.window + 1) // BLOCK_SIZE
+                for block in table[first : start // BLOCK_SIZE]:
+                    assert block not in writers, "a sequence reads a block that another one writes"
+
+    def write(self, seq: Sequence, position: int) -> None:
+        context = context_digest(seq.tokens[: position + 1])
+        for g, table in enumerate(seq.tables):
+            self.slots[table[position // BLOCK_SIZE]][position % BLOCK_SIZE] = Slot(g, position, context, seq.request.tenant)
+
+    def read(self, seq: Sequence, position: int) -> None:
+        for g, (group, table) in enumerate(zip(self.groups, seq.tables, strict=True)):
+            first = 0 if group.window is None else max(0, position - group.window + 1)
+            for p in range(first, position + 1):
+                block = table[p // BLOCK_SIZE]
+                assert block >= 0, f"position {position} needs the block of position {p}, which is gone"
+                wanted = Slot(g, p, context_digest(seq.tokens[: p + 1]), seq.request.tenant)
+                assert self.slots[block][p % BLOCK_SIZE] == wanted, f"position {position} reads a wrong slot for position {p}"
+
+
+def solo(seq: Sequence, vocab: int) -> tuple[list[int], FinishReason]:
+    """What the answer must be: the output of `seq`'s request alone, from the rules and nothing else."""
+    tokens = list(seq.request.prompt_ids)
+    params = seq.request.params
+    if seq.max_len == len(tokens):
+        return [], FinishReason.LENGTH
+    while True:
+        tokens.append(next_token(tokens, seq.seed, vocab))
+        output = len(tokens) - seq.prompt_len
+        if tokens[-1] in seq.stop_ids and output >= params.min_tokens:
+            return tokens[seq.prompt_len :], FinishReason.STOP
+        if len(tokens) >= seq.max_len:
+            return tokens[seq.prompt_len :], FinishReason.LENGTH
