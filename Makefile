@@ -40,7 +40,7 @@ lint: $(DEVELOPED)
 
 .PHONY: bench-scheduler
 bench-scheduler: $(INSTALLED)
-	@$(BIN)/python -m obole.bench.scheduler
+	@$(BIN)/python benchmarks/scheduler.py
 
 .PHONY: clean
 clean:
@@ -64,7 +64,7 @@ export PROMPT
 define install
 	@echo "installing $(1) into .venv (the first time takes some minutes: torch is large)"
 	$(BIN)/python -m pip install --disable-pip-version-check --no-input '$(1)' \
-	  | sed -n 's/^ *\(Downloading\|Building\|Installing\|Successfully\)/  \1/p'
+	  | sed -nu 's/^ *\(Downloading\|Building wheel for\|Installing\) \(.\{1,90\}\).*/  \1 \2/p'
 	rm -f .venv/installed-* .venv/developed-*
 endef
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from obole.cli.app import app
 from obole.engine.results import Choice, Delta, EngineInfo, Score
 from obole.engine.results import Result as Answer
 from obole.types import FinishReason, Receipt, SamplingParams
+from obole.weights import hub
 
 SIZES = {"parameters": 134_500_000, "weight_bytes": 98_400_000, "kv_bytes": 2 * 10**9, "kv_tokens": 91_000}
 NAMES = {"model": "fake", "architecture": "llama", "weights_digest": "abc", "kernels": "reference", "kv_dtype": "bfloat16"}
@@ -137,14 +137,12 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
         def __exit__(self, *_: object) -> None:
             script.closed += 1
 
-    hub = ModuleType("obole.weights.hub")
     entries = [
         (SimpleNamespace(name=name, licence="Apache-2.0", source=f"somewhere/{name}"), path, count)
-        for name, path, count in (("smollm2-135m", Path("/cache/smollm2.gguf"), 98_362_432), ("other-1b", None, None))
+        for name, path, count in (("smollm2-135m", Path("/cache/smollm2.gguf"), 98_362_432), ("other-1b", None, 0))
     ]
-    hub.list_models = lambda: entries  # type: ignore[attr-defined]
     monkeypatch.setitem(vars(obole), "Engine", FakeEngine)
-    monkeypatch.setitem(sys.modules, "obole.weights.hub", hub)
+    monkeypatch.setattr(hub, "list_models", lambda: entries)
     return script
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from obole.cli.terminal import progress_bar, write_text
+from obole.cli.terminal import progress_bar, spinner, write_text
 from obole.engine.results import Delta, Result
 from obole.errors import InvalidRequest
 from obole.types import FinishReason, SamplingParams
@@ -76,9 +76,10 @@ def ask(engine: Engine, prompt: Prompt, params: SamplingParams, show: Callable[[
     answering = False
     with engine.stream(prompt, params) as stream:
         try:
-            with interrupts(at_once=lambda: not answering) as pressed:
+            with spinner("reading the prompt") as arrived, interrupts(at_once=lambda: not answering) as pressed:
                 for delta in stream:
                     answering = True
+                    arrived()
                     show(delta)
                     if pressed():
                         stream.close()  # the loop goes on to the deltas that say so

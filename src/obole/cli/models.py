@@ -23,7 +23,7 @@ def catalogue() -> list[dict[str, Any]]:
             "name": entry.name,
             "licence": entry.licence,
             "cached": path is not None,
-            "size": count,
+            "size": count or None,
             "path": str(path) if path else None,
             "source": entry.source,
         }

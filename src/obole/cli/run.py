@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,13 +17,12 @@ from obole.cli.terminal import note, print_json
 from obole.engine.results import EngineInfo, Result
 from obole.errors import InvalidRequest
 from obole.types import SamplingParams
-from obole.weights.catalogue import CATALOGUE
-
-REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 def names_a_model(word: str) -> bool:
     """Whether a lone argument is a model rather than a prompt."""
+    from obole.weights.hub import CATALOGUE, REPOSITORY
+
     return word in CATALOGUE or word.endswith(".gguf") or bool(REPOSITORY.fullmatch(word)) or os.path.exists(word)
 
 

@@ -57,6 +57,17 @@ def note(text: str) -> None:
 
 
 @contextmanager
+def spinner(text: str) -> Iterator[Callable[[], None]]:
+    """Show on standard error that something is under way, until the function yielded is called; silent without a terminal."""
+    console = stderr()
+    if not console.is_terminal:
+        yield lambda: None
+        return
+    with console.status(text) as status:
+        yield status.stop
+
+
+@contextmanager
 def progress_bar() -> Iterator[Report]:
     """Yield `report(stage, done, total)`, which moves a bar on standard error; silent where that is no terminal."""
     console = stderr()
