@@ -89,7 +89,8 @@ class SamplingParams:
         _integer("prompt_logprobs", self.prompt_logprobs, 0, MAX_TOP_LOGPROBS, optional=True)
         if not isinstance(self.ignore_eos, bool):
             raise InvalidRequest("ignore_eos", "ignore_eos must be true or false.")
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        stop: object = self.stop  # a single string is what most callers have
+        object.__setattr__(self, "stop", (stop,) if isinstance(stop, str) else tuple(self.stop))
         if len(self.stop) > MAX_STOPS or not all(isinstance(s, str) and s for s in self.stop):
             raise InvalidRequest("stop", f"stop must be at most {MAX_STOPS} strings, none of them empty.")
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))

@@ -14,20 +14,24 @@ import torch
 
 from obole.cache.managers import KVCacheManager
 from obole.cache.pool import KVPool
-from obole.cache.spec import CacheSpec, group_layers
+from obole.cache.prefix import Value
+from obole.cache.spec import group_layers
 from obole.config import BLOCK_SIZE, EngineConfig
 from obole.engine.results import EngineInfo
 from obole.engine.runner import Runner
-from obole.errors import ConfigError
-from obole.kernels.dispatch import Ops, load_ops
+from obole.errors import ConfigError, ModelError
+from obole.kernels.dispatch import load_ops
 from obole.layers.rope import context_limit
 from obole.models.loading import Loader
 from obole.models.registry import build_model, cache_spec
 from obole.scheduler.scheduler import Scheduler
-from obole.text.templates import ChatTemplate
+from obole.text.folder_tokenizer import tokenizer_from_folder
+from obole.text.gguf_tokenizer import tokenizer_from_gguf
+from obole.text.templates import ChatTemplate, chat_templates_from_folder, chat_templates_from_gguf
 from obole.text.tokenizer import Tokenizer
 from obole.weights.checkpoint import Checkpoint, open_checkpoint
 from obole.weights.hub import resolve
+from obole.weights.store import models_dir
 
 Progress: TypeAlias = Callable[[str, int, int], None]  # (stage, done, total); a total of 0 is unknown
 
@@ -61,7 +65,7 @@ def assemble(model: str, revision: str | None, config: EngineConfig, progress: P
     block_bytes = KVPool.bytes_per_block(spec, groups, dtype)
     pool = KVPool(spec, groups, pick_num_blocks(config, block_bytes, len(groups), context), dtype)
     digest = checkpoint.digest.hex()
-    identity = {
+    identity: dict[str, Value] = {
         "weights": digest,
         "kv_dtype": str(dtype),
         "kernels": ops.name,
@@ -76,7 +80,7 @@ def assemble(model: str, revision: str | None, config: EngineConfig, progress: P
         model=model,
         architecture=checkpoint.config.architecture,
         parameters=parameter_count(checkpoint),
-        weight_bytes=built.layer_bytes + built.head.nbytes + (built.embedding.nbytes if built.embedding is not built.head else 0),
+        weight_bytes=built.layer_bytes + sum(x.nbytes for x in {id(x): x for x in (built.embedding, built.head)}.values()),
         weights_digest=digest,
         kernels=ops.name,
         threads=ops.threads,
@@ -88,17 +92,25 @@ def assemble(model: str, revision: str | None, config: EngineConfig, progress: P
         load_seconds=time.perf_counter() - started,
     )
     runner = Runner(built, pool, ops, len(groups), merge_layers(kv_layers))
-    vocab_size = checkpoint.config.vocab_size if tokenizer is None else min(tokenizer.vocab_size, checkpoint.config.vocab_size)
-    return Parts(info, tokenizer, template, scheduler, runner, vocab_size, frozenset(checkpoint.config.eos_ids))
+    vocab_size = checkpoint.config.vocab_size if tokenizer is None else tokenizer.vocab_size
+    eos_ids = frozenset(checkpoint.config.eos_ids) | (tokenizer.end_ids if tokenizer is not None else frozenset())
+    return Parts(info, tokenizer, template, scheduler, runner, vocab_size, eos_ids)
 
 
 def load_text(checkpoint: Checkpoint) -> tuple[Tokenizer | None, ChatTemplate | None]:
-    """The tokenizer and chat template that came with the weights; None for what a folder does not have."""
+    """The tokenizer and chat template that came with the weights; None for what there is not."""
     if checkpoint.gguf_metadata is not None:
-        tokenizer = tokenizer_from_gguf(checkpoint.gguf_metadata)
-    else:
+        tokenizer: Tokenizer | None = tokenizer_from_gguf(checkpoint.gguf_metadata, models_dir().parent / "tokenizers")
+        sources = chat_templates_from_gguf(checkpoint.gguf_metadata)
+    elif checkpoint.folder is not None:
         tokenizer = tokenizer_from_folder(checkpoint.folder)
-    return tokenizer, None
+        sources = chat_templates_from_folder(checkpoint.folder)
+    if tokenizer is not None and tokenizer.vocab_size > checkpoint.config.vocab_size:
+        raise ModelError(
+            f"{checkpoint.path}: the tokenizer has {tokenizer.vocab_size} tokens, but the model only "
+            f"{checkpoint.config.vocab_size}: they do not belong together."
+        )
+    return tokenizer, ChatTemplate(sources, tokenizer) if tokenizer is not None and sources else None
 
 
 def pick_context(checkpoint: Checkpoint, config: EngineConfig) -> int:

@@ -86,13 +86,16 @@ class Engine:
         prompt refuses the whole call.
         """
         split = split_prompts(prompts)
-        each = [params or SamplingParams()] * len(split) if params is None or isinstance(params, SamplingParams) else list(params)
+        if params is None or isinstance(params, SamplingParams):
+            each = [params or SamplingParams()] * len(split)
+        else:
+            each = list(params)
         if len(each) != len(split):
             raise InvalidRequest("params", f"There are {len(split)} prompts but {len(each)} params.")
         live: list[_Live] = []
         try:
-            for prompt, one in zip(split, each, strict=True):
-                live.append(self._submit(self._ids(prompt), one, tenant))
+            for ids, own in zip([self._ids(prompt) for prompt in split], each, strict=True):
+                live.append(self._submit(ids, own, tenant))
             while any(one.unfinished for one in live):
                 self._step()
         finally:
@@ -119,7 +122,8 @@ class Engine:
                 raise InvalidRequest("input", "Scoring needs at least two tokens.")
         results = self.generate(list(ids), params, tenant=tenant)
         return [
-            Score(r.prompt_ids, tuple(p and p.logprob for p in r.prompt_logprobs or ()), r.receipt) for r in results
+            Score(r.prompt_ids, tuple(None if p is None else p.logprob for p in r.prompt_logprobs or ()), r.receipt)
+            for r in results
         ]
 
     def close(self) -> None:
@@ -154,15 +158,13 @@ class Engine:
         limit = self._scheduler.max_length
         max_len = limit if params.max_tokens is None else len(ids) + params.max_tokens
         sequences = [self._sequence(request, i, max_len) for i in range(params.n)]
-        for sequence in sequences[1:]:
-            sequence.parent = sequences[0]
-        self._scheduler.add(sequences, now)
+        self._scheduler.add(sequences)
         live = _Live(request, sequences, [[] for _ in sequences], unfinished=len(sequences))
         self._live[request.id] = live
         return live
 
     def _sequence(self, request: Request, index: int, max_len: int) -> Sequence:
-        text = None if self.tokenizer is None else Detokenizer(self.tokenizer, request.params.stop)
+        text = None if self.tokenizer is None else Detokenizer(self.tokenizer, request.params.stop, request.prompt_ids)
         return Sequence(request, index, choice_seed(request.seed, index), max_len, text)
 
     def _step(self) -> None:

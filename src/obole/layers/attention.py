@@ -47,7 +47,7 @@ def attend(
 ) -> torch.Tensor:
     """Returns (R, heads * head_dim). Writes the rows' keys and values into the pool first."""
     h, kv, d = shape.heads, shape.kv_heads, shape.head_dim
-    rows = qkv.unflatten(1, (h + 2 * kv, d))
+    rows = qkv.view(-1, h + 2 * kv, d)
     q, k, v = rows[:, :h], rows[:, h : h + kv], rows[:, h + kv :]
     if norms is not None:
         q = ops.rms_norm(q, norms[0], shape.eps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -13,6 +14,7 @@ from obole.kernels.dispatch import Linear, Ops
 from obole.types import WeightTensor
 from obole.weights.checkpoint import Checkpoint
 from obole.weights.dequantize import dequantize
+from obole.weights.kinds import row_bytes
 
 Progress = Callable[[str, int, int], None]
 
@@ -26,7 +28,7 @@ class Loader:
     _total: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self._total = sum(t.data.nbytes for t in self.checkpoint.tensors.values())
+        self._total = self.checkpoint.nbytes
 
     def linear(self, *names: str, bias: bool = False) -> Linear:
         """One product for several matrices with the same input: their outputs stand side by side.
@@ -49,7 +51,7 @@ class Loader:
         tensor = self.checkpoint.tensors.get(name)
         if tensor is None:
             raise ModelError(f"{self.checkpoint.path}: tensor {name!r} is missing.")
-        self._done += tensor.data.nbytes
+        self._done += math.prod(tensor.shape[:-1]) * row_bytes(tensor.kind, tensor.shape[-1])
         if self.progress is not None:
             self.progress("packing", self._done, self._total)
         return tensor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -30,7 +31,7 @@ class Model(Protocol):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
 
 
-MODELS = {
+MODELS: dict[str, Callable[[Loader, ModelConfig, int], Model]] = {
     "llama": Llama,
     "qwen2": Llama,
     "qwen3": Llama,
