@@ -284,6 +284,16 @@ def test_a_cached_last_block_that_nobody_holds_is_written_in_place_even_in_a_ful
     assert cache.match(make_seq(range(32))) == 31
 
 
+def test_a_cached_last_block_keeps_its_name_where_there_is_room():
+    cache = make_cache()
+    run_whole(cache, make_seq(range(32)))
+    again = make_seq(range(32))
+    cache.attach(again, cache.match(again))
+    [(source, target)] = cache.allocate(again, 32) or []
+    assert again.tables[0][1] == target != source
+    assert cache.match(make_seq(range(32))) == 31
+
+
 def test_a_fork_shares_all_and_then_copies_the_tail_on_both_sides():
     cache = make_cache()
     parent = make_seq(range(40))

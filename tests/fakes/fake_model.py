@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import NamedTuple
 
 from obole.cache.spec import CacheGroup
 from obole.config import BLOCK_SIZE
@@ -19,11 +20,20 @@ WEIGHT_BYTES = 1_000_003  # prime: shares by rows never come out even
 
 
 def context_digest(tokens: list[int] | tuple[int, ...]) -> bytes:
-    return blake2b(b"".join(t.to_bytes(4, "little") for t in tokens), digest_size=16).digest()
+    return extend_digests([], tokens)[-1]
+
+
+def extend_digests(known: list[bytes], tokens: list[int] | tuple[int, ...]) -> list[bytes]:
+    """Digest of all tokens up to each one."""
+    for token in tokens[len(known) :]:
+        known.append(blake2b((known[-1] if known else b"") + token.to_bytes(4, "little"), digest_size=16).digest())
+    return known
 
 
 def next_token(tokens: list[int] | tuple[int, ...], seed: int, vocab: int) -> int:
-    return int.from_bytes(blake2b(context_digest(tokens) + seed.to_bytes(8, "little"), digest_size=8).digest(), "little") % vocab
+    return (
+        int.from_bytes(blake2b(context_digest(tokens) + seed.to_bytes(8, "little"), digest_size=8).digest(), "little") % vocab
+    )
 
 
 def score(tokens: list[int] | tuple[int, ...], position: int) -> TokenLogprob:
@@ -31,8 +41,7 @@ def score(tokens: list[int] | tuple[int, ...], position: int) -> TokenLogprob:
     return TokenLogprob(tokens[position], -next_token(tokens[: position + 1], 0, 10_007) / 1000)
 
 
-@dataclass(frozen=True)
-class Slot:
+class Slot(NamedTuple):
     group: int
     position: int
     context: bytes  # digest of all tokens up to and including this one
@@ -49,6 +58,7 @@ class FakeModel:
     vocab: int = 50
     rows_computed: int = 0
     slots: list[list[Slot | None]] = field(init=False)
+    digests: dict[Sequence, list[bytes]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.slots = [[None] * BLOCK_SIZE for _ in range(self.num_blocks)]
@@ -65,7 +75,9 @@ class FakeModel:
             for position in range(start, start + rows):
                 self.read(seq, position)
         self.rows_computed += plan.total_rows
-        result = StepResult([], [], [], WEIGHT_BYTES, [1000 * rows + start for start, rows in zip(plan.starts, plan.rows, strict=True)])
+        result = StepResult(
+            [], [], [], WEIGHT_BYTES, [1000 * rows + start for start, rows in zip(plan.starts, plan.rows, strict=True)]
+        )
         for i, seq in enumerate(plan.sequences):
             params = seq.request.params
             new = [next_token(seq.tokens, seq.seed, self.vocab)] if plan.samples[i] else []
@@ -106,17 +118,21 @@ class FakeModel:
                     assert block not in writers, "a sequence reads a block that another one writes"
 
     def write(self, seq: Sequence, position: int) -> None:
-        context = context_digest(seq.tokens[: position + 1])
+        context = self.contexts(seq)[position]
         for g, table in enumerate(seq.tables):
             self.slots[table[position // BLOCK_SIZE]][position % BLOCK_SIZE] = Slot(g, position, context, seq.request.tenant)
 
+    def contexts(self, seq: Sequence) -> list[bytes]:
+        return extend_digests(self.digests.setdefault(seq, []), seq.tokens)
+
     def read(self, seq: Sequence, position: int) -> None:
+        contexts = self.contexts(seq)
         for g, (group, table) in enumerate(zip(self.groups, seq.tables, strict=True)):
             first = 0 if group.window is None else max(0, position - group.window + 1)
             for p in range(first, position + 1):
                 block = table[p // BLOCK_SIZE]
                 assert block >= 0, f"position {position} needs the block of position {p}, which is gone"
-                wanted = Slot(g, p, context_digest(seq.tokens[: p + 1]), seq.request.tenant)
+                wanted = (g, p, contexts[p], seq.request.tenant)
                 assert self.slots[block][p % BLOCK_SIZE] == wanted, f"position {position} reads a wrong slot for position {p}"
 
 

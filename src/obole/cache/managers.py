@@ -7,7 +7,7 @@ every group g of a sequence that owns blocks:
     token       0        first_kept                    num_computed                 16 * len(tables[g])
 
 All tables of a sequence have the same length. A block that may be written, i.e. one at or after `num_computed`, is held
-once and has no key: `allocate` sees to that, by copying the block if others hold it too.
+once and has no key: `allocate` sees to that, by copying the block or taking its key away.
 """
 
 from __future__ import annotations
@@ -204,26 +204,28 @@ class KVCacheManager:
     def allocate(self, seq: Sequence, upto: int) -> list[tuple[int, int]] | None:
         """Make room for the tokens [num_computed, upto). None, with nothing changed, if there is not enough.
 
-        Returns the blocks (from, to) to copy before anything is written: the block in which `num_computed` lies, where
-        others hold it too. A copy's source keeps its contents until then, even if it is handed out again in this step.
+        Returns the blocks (from, to) to copy, in order, before anything is written: the block in which `num_computed` lies,
+        where others hold it or may ask for it. The source of a copy may be handed out again in the same step.
         """
         ledger = self.ledger
         if not seq.tables:
             seq.tables = [[] for _ in self.groups]
         more = max(0, _blocks(upto) - len(seq.tables[0]))
-        if more * len(seq.tables) + self._shared_tail(seq) > ledger.available:
+        spare = ledger.available - more * len(seq.tables) - self._shared_tail(seq)
+        if spare < 0:
             return None
         copies = []
         tail, offset = divmod(seq.num_computed, BLOCK_SIZE)
         for table in seq.tables:
             if offset:
                 block = table[tail]
-                if ledger.refs[block] > 1:
+                # a named block that nobody else holds could be written where it is, but the next one may ask for it
+                if ledger.refs[block] > 1 or (ledger.key_of[block] is not None and spare >= len(seq.tables)):
                     table[tail] = ledger.allocate()
                     copies.append((block, table[tail]))
                     ledger.release(block)
                 else:
-                    ledger.forget(block)  # nobody else holds it, so it can be written where it is
+                    ledger.forget(block)
             table.extend([ledger.allocate() for _ in range(more)])
         return copies
 

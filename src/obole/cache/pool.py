@@ -40,10 +40,15 @@ class KVPool:
         return self._keys[slot], self._values[slot], group
 
     def copy(self, copies: list[tuple[int, int]]) -> None:
-        """Copy whole blocks, (from, to), all layers of a group at once. No target is named twice; all are read first."""
-        source, target = (torch.tensor(ids) for ids in zip(*copies, strict=True))
-        for tensor in self._keys + self._values:
-            tensor[target] = tensor[source]
+        """Copy whole blocks, (from, to), one after the other: all layers of a group at once."""
+        if not copies:
+            return
+        sources, targets = zip(*copies, strict=True)
+        independent = len({*sources, *targets}) == len(set(sources)) + len(targets)
+        for batch in [copies] if independent else [[copy] for copy in copies]:
+            source, target = (torch.tensor(ids) for ids in zip(*batch, strict=True))
+            for tensor in self._keys + self._values:
+                tensor[target] = tensor[source]
 
 
 def _shape(spec: CacheSpec) -> tuple[int, int]:
