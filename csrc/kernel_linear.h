@@ -1,0 +1,241 @@
+// Products of packed weights with rows of activations: the same arithmetic on every instruction set and for any number of
+// rows. For each row and column, over groups g of 32 inputs in order (halves of 16 for Q6_K, one after the other):
+//
+//   acc = fma(float(sum(code * a) - zero * sum(a)), scale_w * scale_a, acc)      integer sums are exact
+//   acc = fma(float(sum(a)), min_w * scale_a, acc)                               where there is a minimum
+//
+// and for unquantised weights acc = fma(w[k], x[k], acc) over k in order. A bias is added last.
+#pragma once
+
+#include <cstdint>
+
+#include "isa.h"
+
+namespace obole {
+namespace {
+
+// Inputs smaller than this in all of a group count as 0: their reciprocal could overflow.
+constexpr float kTiny = 0x1p-100f;
+
+template <class V>
+void quantize(const float* x, int64_t inputs, Group* out) {
+    for (int64_t g = 0; g < inputs / kGroup; ++g, x += kGroup, ++out) {
+        const auto a = V::load(x), b = V::load(x + 16);
+        // As integers, so that NaN and infinity come out on top whatever the order of comparison.
+        const int32_t top = V::ihmax(V::imax(V::abs_bits(a), V::abs_bits(b)));
+        float amax;
+        __builtin_memcpy(&amax, &top, 4);
+        if (top >= 0x7f800000 || amax < kTiny) {
+            *out = Group{};
+            if (top >= 0x7f800000) out->scale = __builtin_nanf("");
+            continue;
+        }
+        const auto inverse = V::set1(127.0f / amax);
+        const auto ca = V::round(V::mul(a, inverse)), cb = V::round(V::mul(b, inverse));
+        V::store_i8(out->code, ca);
+        V::store_i8(out->code + 16, cb);
+        out->scale = amax / 127.0f;
+        out->nhalf[0] = -V::ihsum(ca);
+        out->nhalf[1] = -V::ihsum(cb);
+        out->nsum = out->nhalf[0] + out->nhalf[1];
+    }
+}
+
+// The 8 quads of a tile as unsigned bytes; `p` points behind the scales.
+template <class V, Format Q>
+inline __attribute__((always_inline)) void unpack(const uint8_t* p, typename V::I (&code)[8]) {
+    if constexpr (Q.bits == 8) {
+#pragma GCC unroll 8
+        for (int q = 0; q < 8; ++q) code[q] = V::iload(p + 64 * q);
+        return;
+    }
+    const uint8_t* nibbles = p + Q.plane_bytes();
+#pragma GCC unroll 4
+    for (int q = 0; q < 4; ++q) {
+        const auto both = V::iload(nibbles + 64 * q);
+        code[q] = V::masked(both, 0x0f);
+        code[q + 4] = V::masked(V::template shr<4>(both), 0x0f);
+    }
+    if constexpr (Q.bits == 5) {
+        const auto h = V::iload(p);
+        code[0] = V::bit_or(code[0], V::masked(V::template shl<4>(h), 0x10));
+        code[1] = V::bit_or(code[1], V::masked(V::template shl<3>(h), 0x10));
+        code[2] = V::bit_or(code[2], V::masked(V::template shl<2>(h), 0x10));
+        code[3] = V::bit_or(code[3], V::masked(V::template shl<1>(h), 0x10));
+        code[4] = V::bit_or(code[4], V::masked(h, 0x10));
+        code[5] = V::bit_or(code[5], V::masked(V::template shr<1>(h), 0x10));
+        code[6] = V::bit_or(code[6], V::masked(V::template shr<2>(h), 0x10));
+        code[7] = V::bit_or(code[7], V::masked(V::template shr<3>(h), 0x10));
+    }
+    if constexpr (Q.bits == 6) {
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; ++half) {
+            const auto h = V::iload(p + 64 * half);
+            code[4 * half] = V::bit_or(code[4 * half], V::masked(V::template shl<4>(h), 0x30));
+            code[4 * half + 1] = V::bit_or(code[4 * half + 1], V::masked(V::template shl<2>(h), 0x30));
+            code[4 * half + 2] = V::bit_or(code[4 * half + 2], V::masked(h, 0x30));
+            code[4 * half + 3] = V::bit_or(code[4 * half + 3], V::masked(V::template shr<2>(h), 0x30));
+        }
+    }
+}
+
+// Scales of a tile in float: s[1] only for kinds with scales per 16 inputs.
+template <class V, Format Q>
+struct Scales {
+    typename V::F s[2], m;
+};
+
+template <class V, Format Q>
+inline __attribute__((always_inline)) Scales<V, Q> scales(const uint8_t* p, typename V::F d, typename V::F dmin) {
+    Scales<V, Q> out;
+    if constexpr (!Q.is_k) {
+        out.s[0] = V::half(p);
+        if constexpr (Q.has_min) out.m = V::half(p + 32);
+    } else if constexpr (Q.halves) {
+        out.s[0] = V::mul(d, V::i8(p));
+        out.s[1] = V::mul(d, V::i8(p + 16));
+    } else {
+        out.s[0] = V::mul(d, V::u8(p));
+        out.m = V::mul(dmin, V::u8(p + 16));
+    }
+    return out;
+}
+
+template <class V, Format Q>
+inline __attribute__((always_inline)) typename V::I start(int32_t nsum) {
+    if constexpr (Q.zero_shift < 0) return V::izero();
+    return V::template shl<Q.zero_shift < 0 ? 0 : Q.zero_shift>(V::iset1(nsum));
+}
+
+// One tile for one row.
+template <class V, Format Q>
+inline __attribute__((always_inline)) typename V::F accumulate(typename V::F acc, const typename V::I (&code)[8],
+                                                               const Scales<V, Q>& w, const Group& a) {
+    const auto scale = V::set1(a.scale);
+    if constexpr (Q.halves) {
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; ++half) {
+            auto sum = start<V, Q>(a.nhalf[half]);
+#pragma GCC unroll 4
+            for (int q = 4 * half; q < 4 * half + 4; ++q) sum = V::dot(sum, code[q], a.code + 4 * q);
+            acc = V::fma(V::cvt(sum), V::mul(w.s[half], scale), acc);
+        }
+        return acc;
+    }
+    auto sum = start<V, Q>(a.nsum);
+#pragma GCC unroll 8
+    for (int q = 0; q < 8; ++q) sum = V::dot(sum, code[q], a.code + 4 * q);
+    acc = V::fma(V::cvt(sum), V::mul(w.s[0], scale), acc);
+    if constexpr (Q.has_min) {
+        // K kinds subtract their minimum; `nsum` is minus the sum of the inputs. Both signs are exact.
+        const auto nsum = V::cvt(V::iset1(a.nsum)), m = V::mul(w.m, scale);
+        acc = Q.is_k ? V::fma(nsum, m, acc) : V::fnma(nsum, m, acc);
+    }
+    return acc;
+}
+
+// R rows of one column block.
+template <class V, Format Q, int R>
+inline void product_rows(const uint8_t* w, int64_t groups, const Group* acts, typename V::F (&acc)[R]) {
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) acc[r] = V::zero();
+    for (int64_t g = 0; g < groups; g += Q.tiles()) {
+        auto d = V::zero(), dmin = V::zero();
+        if constexpr (Q.is_k) {
+            d = V::half(w);
+            if constexpr (Q.has_min) dmin = V::half(w + 32);
+            w += Q.header_bytes();
+        }
+        for (int64_t t = g; t < g + Q.tiles(); ++t) {
+            typename V::I code[8];
+            unpack<V, Q>(w + Q.scale_bytes(), code);
+            const auto s = scales<V, Q>(w, d, dmin);
+            w += Q.tile_bytes();
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) acc[r] = accumulate<V, Q>(acc[r], code, s, acts[r * groups + t]);
+        }
+    }
+}
+
+template <class V, Kind K>
+inline __attribute__((always_inline)) typename V::F weight16(const uint8_t* p) {
+    if constexpr (K == Kind::F32) return V::load(reinterpret_cast<const float*>(p));
+    if constexpr (K == Kind::F16) return V::half(p);
+    if constexpr (K == Kind::BF16) return V::bf16(p);
+}
+
+template <class V, Kind K, int R>
+inline void product_rows_float(const uint8_t* w, int64_t inputs, const float* x, int64_t x_row, typename V::F (&acc)[R]) {
+    constexpr int bytes = K == Kind::F32 ? 64 : 32;
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) acc[r] = V::zero();
+    for (int64_t k = 0; k < inputs; ++k, w += bytes) {
+        const auto weight = weight16<V, K>(w);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) acc[r] = V::fma(weight, V::set1(x[r * x_row + k]), acc[r]);
+    }
+}
+
+struct Operands {
+    const Part& part;
+    const Group* acts;
+    const float* x;
+    int64_t x_row;
+    float* out;
+    int64_t out_row;
+};
+
+template <class V, Kind K, int R>
+void block_rows(const Operands& o, int64_t block, int64_t row) {
+    const Part& p = o.part;
+    const uint8_t* w = p.data + block * p.block_bytes;
+    typename V::F acc[R];
+    if constexpr (is_float(K)) {
+        product_rows_float<V, K, R>(w, p.inputs, o.x + row * o.x_row, o.x_row, acc);
+    } else {
+        const int64_t groups = p.inputs / kGroup;
+        product_rows<V, format_of(K), R>(w, groups, o.acts + row * groups, acc);
+    }
+    const int64_t n = p.outputs - block * kColumns < kColumns ? p.outputs - block * kColumns : kColumns;
+    float* out = o.out + row * o.out_row + p.column + block * kColumns;
+    for (int r = 0; r < R; ++r, out += o.out_row) {
+        if (p.bias) acc[r] = V::add(acc[r], V::load(p.bias + block * kColumns));
+        if (n == kColumns) V::store(out, acc[r]);
+        else V::storen(out, acc[r], n);
+    }
+}
+
+template <class V, Kind K>
+void product_kind(const Operands& o, int64_t first, int64_t last, int64_t rows) {
+    for (int64_t block = first; block < last; ++block) {
+        int64_t r = 0;
+        if constexpr (V::rows >= 8)
+            for (; r + 8 <= rows; r += 8) block_rows<V, K, 8>(o, block, r);
+        if constexpr (V::rows >= 4)
+            for (; r + 4 <= rows; r += 4) block_rows<V, K, 4>(o, block, r);
+        for (; r + 2 <= rows; r += 2) block_rows<V, K, 2>(o, block, r);
+        for (; r < rows; ++r) block_rows<V, K, 1>(o, block, r);
+    }
+}
+
+template <class V>
+void product(const Part& part, int64_t first, int64_t last, const Group* acts, const float* x, int64_t x_row, int64_t rows,
+             float* out, int64_t out_row) {
+    const Operands o{part, acts, x, x_row, out, out_row};
+    switch (part.kind) {
+        case Kind::F32: return product_kind<V, Kind::F32>(o, first, last, rows);
+        case Kind::F16: return product_kind<V, Kind::F16>(o, first, last, rows);
+        case Kind::BF16: return product_kind<V, Kind::BF16>(o, first, last, rows);
+        case Kind::Q4_0: return product_kind<V, Kind::Q4_0>(o, first, last, rows);
+        case Kind::Q4_1: return product_kind<V, Kind::Q4_1>(o, first, last, rows);
+        case Kind::Q5_0: return product_kind<V, Kind::Q5_0>(o, first, last, rows);
+        case Kind::Q5_1: return product_kind<V, Kind::Q5_1>(o, first, last, rows);
+        case Kind::Q8_0: return product_kind<V, Kind::Q8_0>(o, first, last, rows);
+        case Kind::Q4_K: return product_kind<V, Kind::Q4_K>(o, first, last, rows);
+        case Kind::Q5_K: return product_kind<V, Kind::Q5_K>(o, first, last, rows);
+        case Kind::Q6_K: return product_kind<V, Kind::Q6_K>(o, first, last, rows);
+    }
+}
+
+}  // namespace
+}  // namespace obole

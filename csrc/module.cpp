@@ -1,0 +1,117 @@
+// The binding: raw addresses and numbers, because converting an array costs ten times the call. The Python side
+// (kernels/cpu.py) owns the tensors and has checked them.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <stdexcept>
+#include <string>
+
+#include "ops.h"
+
+namespace nb = nanobind;
+using namespace obole;
+
+namespace {
+
+using Address = uintptr_t;
+
+template <class T>
+T* at(Address address) {
+    return reinterpret_cast<T*>(address);
+}
+
+Kind kind_named(const std::string& name) {
+    const char* names[] = {"F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"};
+    for (int i = 0; i < 11; ++i)
+        if (name == names[i]) return static_cast<Kind>(i);
+    throw std::invalid_argument("unknown kind of weights " + name);
+}
+
+void bind_weights(nb::module_& m) {
+    nb::class_<Packed>(m, "Packed")
+        .def(nb::init<int64_t>())
+        .def("add", [](Packed& w, Ops& ops, const std::string& kind, Address rows, int64_t row_bytes, int64_t outputs,
+                       Address bias) {
+            const Kind k = kind_named(kind);
+            nb::gil_scoped_release release;
+            w.add(ops.pool(), k, at<const uint8_t>(rows), row_bytes, outputs, at<const float>(bias));
+        })
+        .def_prop_ro("outputs", &Packed::outputs)
+        .def_prop_ro("nbytes", &Packed::bytes);
+    m.def("file_bytes", [](const std::string& kind, int64_t inputs) { return file_bytes(kind_named(kind), inputs); });
+}
+
+void bind_matrix_ops(nb::class_<Ops>& c) {
+    c.def("linear", [](Ops& ops, const Packed& w, Address x, int64_t x_row, int64_t rows, Address out) {
+        nb::gil_scoped_release release;
+        ops.linear(w, at<const float>(x), x_row, rows, at<float>(out));
+    });
+    c.def("embed", [](Ops& ops, const Packed& w, Address ids, int64_t n, float scale, Address out) {
+        ops.embed(w, at<const int32_t>(ids), n, scale, at<float>(out));
+    });
+    c.def("attention", [](Ops& ops, Address q, int64_t q_row, int64_t q_head, Address pool_k, Address pool_v, bool bf16,
+                          Address table, int64_t table_row, Address row_starts, Address pos_starts, int64_t sequences,
+                          int64_t rows, int64_t heads, int64_t kv_heads, int64_t head_dim, float scale, int64_t window,
+                          float softcap, Address out) {
+        const Attention a{at<const float>(q), q_row, q_head, at<const void>(pool_k), at<const void>(pool_v), bf16,
+                          at<const int32_t>(table), table_row, at<const int32_t>(row_starts),
+                          at<const int32_t>(pos_starts), sequences, heads, kv_heads, head_dim, scale, window, softcap,
+                          at<float>(out)};
+        nb::gil_scoped_release release;
+        ops.attention(a, rows);
+    });
+    c.def("kv_write", [](Ops& ops, Address k, int64_t k_row, int64_t k_head, Address v, int64_t v_row, int64_t v_head,
+                         int64_t rows, int64_t kv_heads, int64_t head_dim, Address pool_k, Address pool_v, bool bf16,
+                         Address slots) {
+        ops.kv_write(at<const float>(k), k_row, k_head, at<const float>(v), v_row, v_head, rows, kv_heads, head_dim,
+                     at<void>(pool_k), at<void>(pool_v), bf16, at<const int32_t>(slots));
+    });
+}
+
+void bind_row_ops(nb::class_<Ops>& c) {
+    c.def("rms_norm", [](Ops& ops, Address x, int64_t rows, int64_t x_row, int64_t heads, int64_t x_head, int64_t n,
+                         Address weight, float eps, Address out) {
+        ops.rms_norm(at<const float>(x), rows, x_row, heads, x_head, n, at<const float>(weight), eps, at<float>(out));
+    });
+    c.def("add_rms_norm", [](Ops& ops, Address x, int64_t x_row, Address residual, int64_t residual_row, int64_t rows,
+                             int64_t n, Address weight, float eps, Address out) {
+        ops.add_rms_norm(at<const float>(x), x_row, at<float>(residual), residual_row, rows, n, at<const float>(weight),
+                         eps, at<float>(out));
+    });
+    c.def("add", [](Ops& ops, Address residual, int64_t residual_row, Address x, int64_t x_row, int64_t rows, int64_t n) {
+        ops.add(at<float>(residual), residual_row, at<const float>(x), x_row, rows, n);
+    });
+    c.def("rope", [](Ops& ops, Address x, int64_t rows, int64_t x_row, int64_t heads, int64_t x_head, int64_t half,
+                     Address positions, Address cos, Address sin) {
+        ops.rope(at<float>(x), rows, x_row, heads, x_head, half, at<const int32_t>(positions), at<const float>(cos),
+                 at<const float>(sin));
+    });
+    c.def("gated", [](Ops& ops, bool silu, Address x, int64_t x_row, int64_t rows, int64_t n, Address out) {
+        ops.gated(silu, at<const float>(x), x_row, rows, n, at<float>(out));
+    });
+    c.def("argmax", [](Ops& ops, Address x, int64_t x_row, int64_t rows, int64_t n, Address out) {
+        ops.argmax(at<const float>(x), x_row, rows, n, at<int64_t>(out));
+    });
+    c.def("gumbel", [](Ops& ops, uint64_t seed, uint64_t position, Address ids, int64_t n, Address out) {
+        ops.gumbel(seed, position, at<const int64_t>(ids), n, at<float>(out));
+    });
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+    nb::set_leak_warnings(false);  // an engine that lives until the interpreter ends is no fault
+    auto ops = nb::class_<Ops>(m, "Ops");
+    bind_weights(m);
+    ops.def("__init__", [](Ops* self, const std::string& isa, int threads) {
+        const Kernels* kernels = find_kernels(isa.c_str());
+        if (!kernels) throw std::invalid_argument("no such instruction set here: " + isa);
+        if (threads < 1) throw std::invalid_argument("at least one thread");
+        new (self) Ops(kernels, threads);
+    });
+    ops.def_prop_ro("name", [](const Ops& o) { return std::string(o.name()); });
+    ops.def_prop_ro("threads", &Ops::threads);
+    bind_matrix_ops(ops);
+    bind_row_ops(ops);
+    m.def("runs", [](const std::string& isa) { return find_kernels(isa.c_str()) != nullptr; });
+}

@@ -1,0 +1,257 @@
+"""The native kernels: checks at the seam, then a call with plain addresses into the C++ module.
+
+A model makes about ten calls a layer and hundreds a step, so each wrapper costs only a few microseconds: shapes and
+strides are fetched once, and tensors are allocated without naming what they inherit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from obole.errors import ConfigError
+from obole.kernels import _native
+from obole.kernels.dispatch import Bias, Linear
+from obole.kernels.packing import check_parts
+from obole.types import WeightTensor
+
+ISAS = ("avx512vnni", "avx2", "portable")
+NO_WINDOW = 1 << 40  # positions: more than any context
+
+_F32 = torch.float32
+_I32 = torch.int32
+_BF16 = torch.bfloat16
+_POOLS = (torch.float32, torch.bfloat16)
+
+
+class NativeLinear:
+    """Matrices packed for the native kernels (layout: csrc/formats.h). Owns its memory."""
+
+    __slots__ = ("in_features", "out_features", "nbytes", "packed")
+
+    def __init__(self, in_features: int, packed: _native.Packed) -> None:
+        self.in_features = in_features
+        self.out_features = packed.outputs
+        self.nbytes = packed.nbytes
+        self.packed = packed
+
+
+def _bad(op: str, wanted: str, *tensors: torch.Tensor) -> ValueError:
+    got = ", ".join(f"{t.dtype} {tuple(t.shape)} with strides {t.stride()}" for t in tensors)
+    return ValueError(f"{op} needs {wanted}, not {got}.")
+
+
+def _packed(w: Linear) -> NativeLinear:
+    if not isinstance(w, NativeLinear):
+        raise TypeError(f"the native kernels need matrices that they packed, not {type(w).__name__}")
+    return w
+
+
+def _vector(op: str, name: str, x: torch.Tensor, n: int, dtype: torch.dtype) -> int:
+    """Address of a contiguous vector of n elements."""
+    if x.shape != (n,) or x.dtype is not dtype or not x.is_contiguous():
+        raise _bad(op, f"{name} as contiguous {dtype} ({n},)", x)
+    return x.data_ptr()
+
+
+class NativeOps:
+    """See `dispatch.Ops`. Calls from several threads are allowed; one at a time has the worker threads."""
+
+    def __init__(self, threads: int, isa: str) -> None:
+        if isa not in (*ISAS, "auto"):
+            raise ConfigError(f"There is no instruction set {isa!r}; there are {', '.join(ISAS)}.")
+        if not _native.runs(isa):
+            here = ", ".join(name for name in ISAS if _native.runs(name))
+            raise ConfigError(f"This machine does not have the instruction set {isa!r}; it has {here}.")
+        self._ops = _native.Ops(isa, threads)
+        self.name = f"native {self._ops.name}"
+        self.threads = self._ops.threads
+
+    def pack_linear(self, parts: Sequence[WeightTensor], biases: Sequence[Bias]) -> NativeLinear:
+        inputs = check_parts(parts, biases)
+        packed = _native.Packed(inputs)
+        for part, bias in zip(parts, biases, strict=True):
+            data = np.ascontiguousarray(part.data)
+            vector = None if bias is None else np.ascontiguousarray(bias, dtype=np.float32)
+            address = 0 if vector is None else vector.ctypes.data
+            packed.add(self._ops, part.kind, data.ctypes.data, data.shape[1], data.shape[0], address)
+        return NativeLinear(inputs, packed)
+
+    def linear(self, x: torch.Tensor, w: Linear) -> torch.Tensor:
+        w = _packed(w)
+        if x.dim() != 2 or x.dtype is not _F32 or x.shape[1] != w.in_features or (x.stride(1) != 1 and w.in_features > 1):
+            raise _bad("linear", f"float32 rows of {w.in_features}", x)
+        rows = x.shape[0]
+        out = x.new_empty((rows, w.out_features))
+        self._ops.linear(w.packed, x.data_ptr(), x.stride(0), rows, out.data_ptr())
+        return out
+
+    def embed(self, ids: torch.Tensor, w: Linear, scale: float) -> torch.Tensor:
+        w = _packed(w)
+        rows = ids.numel()
+        address = _vector("embed", "ids", ids, rows, _I32)
+        out = torch.empty((rows, w.in_features), dtype=_F32)
+        self._ops.embed(w.packed, address, rows, scale, out.data_ptr())
+        return out
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        shape, stride = x.shape, x.stride()
+        if x.dtype is not _F32 or not 2 <= len(shape) <= 3 or (stride[-1] != 1 and shape[-1] > 1):
+            raise _bad("rms_norm", "float32 (R, D) or (R, H, D), contiguous in the last dimension", x)
+        n = shape[-1]
+        w = _vector("rms_norm", "weight", weight, n, _F32)
+        out = x.new_empty(shape)
+        heads, head_stride = (shape[1], stride[1]) if len(shape) == 3 else (1, 0)
+        self._ops.rms_norm(x.data_ptr(), shape[0], stride[0], heads, head_stride, n, w, eps, out.data_ptr())
+        return out
+
+    def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        rows, n = self._same_rows("add_rms_norm", x, residual)
+        w = _vector("add_rms_norm", "weight", weight, n, _F32)
+        out = x.new_empty((rows, n))
+        self._ops.add_rms_norm(
+            x.data_ptr(), x.stride(0), residual.data_ptr(), residual.stride(0), rows, n, w, eps, out.data_ptr()
+        )
+        return out
+
+    def add_(self, residual: torch.Tensor, x: torch.Tensor) -> None:
+        rows, n = self._same_rows("add_", x, residual)
+        self._ops.add(residual.data_ptr(), residual.stride(0), x.data_ptr(), x.stride(0), rows, n)
+
+    def rope_(self, x: torch.Tensor, positions: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+        shape, stride = x.shape, x.stride()
+        if x.dtype is not _F32 or len(shape) != 3 or stride[2] != 1 or shape[2] % 2:
+            raise _bad("rope_", "float32 (R, H, hd), contiguous in the last dimension, hd even", x)
+        half = shape[2] // 2
+        for table in (cos, sin):
+            if table.dtype is not _F32 or table.dim() != 2 or table.shape[1] != half or not table.is_contiguous():
+                raise _bad("rope_", f"contiguous float32 tables (P, {half})", table)
+        where = _vector("rope_", "positions", positions, shape[0], _I32)
+        self._ops.rope(
+            x.data_ptr(), shape[0], stride[0], shape[1], stride[1], half, where, cos.data_ptr(), sin.data_ptr()
+        )  # fmt: skip
+
+    def kv_write(
+        self, k: torch.Tensor, v: torch.Tensor, pool_k: torch.Tensor, pool_v: torch.Tensor, slots: torch.Tensor
+    ) -> None:
+        shape, k_stride, v_stride = k.shape, k.stride(), v.stride()
+        if (
+            k.dtype is not _F32
+            or v.dtype is not _F32
+            or len(shape) != 3
+            or v.shape != shape
+            or k_stride[2] != 1
+            or v_stride[2] != 1
+        ):
+            raise _bad("kv_write", "k and v as float32 (R, KVH, hd), contiguous in the last dimension", k, v)
+        rows, heads, dim = shape
+        self._check_pools("kv_write", pool_k, pool_v, heads, dim)
+        where = _vector("kv_write", "slots", slots, rows, _I32)
+        self._ops.kv_write(
+            k.data_ptr(), k_stride[0], k_stride[1], v.data_ptr(), v_stride[0], v_stride[1], rows, heads, dim,
+            pool_k.data_ptr(), pool_v.data_ptr(), pool_k.dtype is _BF16, where,
+        )  # fmt: skip
+
+    def attention(
+        self,
+        q: torch.Tensor,
+        pool_k: torch.Tensor,
+        pool_v: torch.Tensor,
+        table: torch.Tensor,
+        row_starts: torch.Tensor,
+        pos_starts: torch.Tensor,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        shape, stride = q.shape, q.stride()
+        if q.dtype is not _F32 or len(shape) != 3 or stride[2] != 1:
+            raise _bad("attention", "q as float32 (R, H, hd), contiguous in the last dimension", q)
+        rows, heads, dim = shape
+        kv_heads = pool_k.shape[1]
+        if heads % kv_heads:
+            raise ValueError(f"attention needs a multiple of {kv_heads} query heads, not {heads}.")
+        self._check_pools("attention", pool_k, pool_v, kv_heads, dim)
+        if table.dtype is not _I32 or table.dim() != 2 or not table.is_contiguous():
+            raise _bad("attention", "the table as contiguous int32 (S, blocks)", table)
+        sequences = table.shape[0]
+        if window is not None and window < 1:
+            raise ValueError(f"attention needs a window of at least 1, not {window}.")
+        out = q.new_empty((rows, heads * dim))
+        self._ops.attention(
+            q.data_ptr(), stride[0], stride[1], pool_k.data_ptr(), pool_v.data_ptr(), pool_k.dtype is _BF16,
+            table.data_ptr(), table.shape[1], _vector("attention", "row_starts", row_starts, sequences + 1, _I32),
+            _vector("attention", "pos_starts", pos_starts, sequences, _I32), sequences, rows, heads, kv_heads, dim,
+            scale, window or NO_WINDOW, softcap or 0.0, out.data_ptr(),
+        )  # fmt: skip
+        return out
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        return self._gated(True, gate_up)
+
+    def gelu_tanh_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        return self._gated(False, gate_up)
+
+    def argmax(self, logits: torch.Tensor) -> torch.Tensor:
+        if logits.dim() != 2 or logits.dtype is not _F32 or logits.stride(1) != 1 or not logits.shape[1]:
+            raise _bad("argmax", "float32 rows (R, V) that are not empty", logits)
+        rows, n = logits.shape
+        out = torch.empty(rows, dtype=torch.int64)
+        self._ops.argmax(logits.data_ptr(), logits.stride(0), rows, n, out.data_ptr())
+        return out
+
+    def gumbel(self, seed: int, position: int, ids: torch.Tensor | int) -> torch.Tensor:
+        if isinstance(ids, int):
+            n, address = ids, 0
+        else:
+            n = ids.numel()
+            address = _vector("gumbel", "ids", ids, n, torch.int64)
+        out = torch.empty(n, dtype=_F32)
+        self._ops.gumbel(seed & (1 << 64) - 1, position, address, n, out.data_ptr())
+        return out
+
+    def copy_blocks(self, pools: Sequence[torch.Tensor], pairs: Sequence[tuple[int, int]]) -> None:
+        if pairs:
+            source, target = (torch.tensor(ids) for ids in zip(*pairs, strict=True))
+            for pool in pools:
+                pool[target] = pool[source]
+
+    def _gated(self, silu: bool, gate_up: torch.Tensor) -> torch.Tensor:
+        if (
+            gate_up.dim() != 2
+            or gate_up.dtype is not _F32
+            or gate_up.shape[1] % 2
+            or (gate_up.stride(1) != 1 and gate_up.shape[1] > 1)
+        ):
+            raise _bad("silu_mul and gelu_tanh_mul", "float32 rows (R, 2F)", gate_up)
+        rows, n = gate_up.shape
+        out = gate_up.new_empty((rows, n // 2))
+        self._ops.gated(silu, gate_up.data_ptr(), gate_up.stride(0), rows, n // 2, out.data_ptr())
+        return out
+
+    @staticmethod
+    def _same_rows(op: str, x: torch.Tensor, residual: torch.Tensor) -> tuple[int, int]:
+        if (
+            x.dim() != 2
+            or x.shape != residual.shape
+            or x.dtype is not _F32
+            or residual.dtype is not _F32
+            or x.stride(1) != 1
+            or residual.stride(1) != 1
+        ):
+            raise _bad(op, "two float32 (R, D) of the same shape", x, residual)
+        return x.shape[0], x.shape[1]
+
+    @staticmethod
+    def _check_pools(op: str, pool_k: torch.Tensor, pool_v: torch.Tensor, heads: int, dim: int) -> None:
+        if (
+            pool_k.shape[1:] != (heads, dim, 16)
+            or pool_v.shape != (pool_k.shape[0], heads, 16, dim)
+            or pool_k.dtype not in _POOLS
+            or pool_v.dtype is not pool_k.dtype
+            or not pool_k.is_contiguous()
+            or not pool_v.is_contiguous()
+        ):
+            raise _bad(op, f"contiguous pools (B, {heads}, {dim}, 16) and (B, {heads}, 16, {dim})", pool_k, pool_v)

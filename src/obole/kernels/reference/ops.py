@@ -1,0 +1,176 @@
+"""The operations of `dispatch.Ops` in plain torch, one row at a time where torch's own sums depend on their number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from obole.kernels.dispatch import Bias, Linear
+from obole.kernels.packing import check_parts
+from obole.kernels.reference import formats
+from obole.kernels.reference.linear import ReferenceLinear, linear
+from obole.types import WeightTensor
+
+SEGMENT = 256  # positions whose softmax is computed together; segments are merged in order
+BLOCK = 16
+
+
+class ReferenceOps:
+    name = "reference"
+    threads = 1
+
+    def pack_linear(self, parts: Sequence[WeightTensor], biases: Sequence[Bias]) -> ReferenceLinear:
+        inputs = check_parts(parts, biases)
+        floats = ("F32", "F16", "BF16")
+        return ReferenceLinear(
+            in_features=inputs,
+            out_features=sum(p.shape[0] for p in parts),
+            nbytes=sum(p.data.nbytes for p in parts),
+            parts=tuple(formats.decode_float(p) if p.kind in floats else formats.decode(p) for p in parts),
+            biases=tuple(None if b is None else torch.from_numpy(np.array(b, dtype=np.float32)) for b in biases),
+        )
+
+    def linear(self, x: torch.Tensor, w: Linear) -> torch.Tensor:
+        assert isinstance(w, ReferenceLinear)
+        if x.dim() != 2 or x.dtype != torch.float32 or x.shape[1] != w.in_features:
+            raise ValueError(f"linear needs float32 rows of {w.in_features}, not {x.dtype} {tuple(x.shape)}.")
+        return linear(x, w)
+
+    def embed(self, ids: torch.Tensor, w: Linear, scale: float) -> torch.Tensor:
+        assert isinstance(w, ReferenceLinear)
+        return w.rows()[ids.long()] * torch.tensor(scale, dtype=torch.float32)
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        _same(weight.shape, x.shape[-1:], "rms_norm")
+        rows = x.reshape(-1, x.shape[-1])
+        out = [row / ((row * row).mean() + eps).sqrt() * weight for row in rows]
+        return torch.stack(out).reshape(x.shape) if out else x.clone()
+
+    def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        self.add_(residual, x)
+        return self.rms_norm(residual, weight, eps)
+
+    def add_(self, residual: torch.Tensor, x: torch.Tensor) -> None:
+        _same(x.shape, residual.shape, "add_")
+        residual += x
+
+    def rope_(self, x: torch.Tensor, positions: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+        half = x.shape[-1] // 2
+        _same(cos.shape[1:], (half,), "rope_")
+        c, s = cos[positions.long(), None], sin[positions.long(), None]
+        x1, x2 = x[..., :half].clone(), x[..., half:].clone()
+        x[..., :half] = x1 * c - x2 * s
+        x[..., half:] = x2 * c + x1 * s
+
+    def kv_write(
+        self, k: torch.Tensor, v: torch.Tensor, pool_k: torch.Tensor, pool_v: torch.Tensor, slots: torch.Tensor
+    ) -> None:
+        _same(pool_k.shape[1:3], k.shape[1:], "kv_write")
+        for row, slot in enumerate(slots.tolist()):
+            pool_k[slot // BLOCK, :, :, slot % BLOCK] = k[row].to(pool_k.dtype)
+            pool_v[slot // BLOCK, :, slot % BLOCK, :] = v[row].to(pool_v.dtype)
+
+    def attention(
+        self,
+        q: torch.Tensor,
+        pool_k: torch.Tensor,
+        pool_v: torch.Tensor,
+        table: torch.Tensor,
+        row_starts: torch.Tensor,
+        pos_starts: torch.Tensor,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        _same(pool_k.shape[2:3], q.shape[2:], "attention")
+        out = torch.empty(q.shape[0], q.shape[1] * q.shape[2])
+        starts = row_starts.tolist()
+        for s, position in enumerate(pos_starts.tolist()):
+            for row in range(starts[s], starts[s + 1]):
+                last = position + row - starts[s]
+                first = 0 if window is None else max(0, last - window + 1)
+                out[row] = _attend(q[row], pool_k, pool_v, table[s], first, last, scale, softcap).reshape(-1)
+        return out
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, dim=1)
+        return torch.nn.functional.silu(gate) * up
+
+    def gelu_tanh_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, dim=1)
+        return torch.nn.functional.gelu(gate, approximate="tanh") * up
+
+    def argmax(self, logits: torch.Tensor) -> torch.Tensor:
+        # numpy's argmax, unlike torch's, promises the first of equals
+        clean = torch.where(logits.isnan(), -torch.inf, logits)
+        found = np.argmax((clean == clean.amax(dim=1, keepdim=True)).logical_and(~logits.isnan()).numpy(), axis=1)
+        return torch.from_numpy(found)
+
+    def gumbel(self, seed: int, position: int, ids: torch.Tensor | int) -> torch.Tensor:
+        wanted = torch.arange(ids) if isinstance(ids, int) else ids
+        u = (philox(seed, position, wanted.numpy()).astype(np.float64) + 0.5) * 2.0**-32
+        noise: torch.Tensor = torch.from_numpy(-np.log(-np.log(u))).float()
+        return noise
+
+    def copy_blocks(self, pools: Sequence[torch.Tensor], pairs: Sequence[tuple[int, int]]) -> None:
+        for pool in pools:
+            read = [pool[source].clone() for source, _ in pairs]
+            for block, (_, target) in zip(read, pairs, strict=True):
+                pool[target] = block
+
+
+def _same(got: Sequence[int], wanted: Sequence[int], op: str) -> None:
+    if tuple(got) != tuple(wanted):
+        raise ValueError(f"{op} needs matching shapes, not {tuple(got)} and {tuple(wanted)}.")
+
+
+def philox(seed: int, position: int, ids: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+    """Word id % 4 of Philox4x32-10 (Salmon et al., SC 2011) with counter (id // 4, position, 0), for each id; uint32."""
+    mask = np.uint64(0xFFFFFFFF)
+    key = [seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF]
+    index = ids.astype(np.uint64)
+    zero = np.zeros_like(index)
+    c = [index // np.uint64(4) & mask, zero + np.uint64(position & 0xFFFFFFFF), zero + np.uint64(position >> 32), zero]
+    for _ in range(10):
+        a, b = np.uint64(0xD2511F53) * c[0], np.uint64(0xCD9E8D57) * c[2]
+        c = [b >> np.uint64(32) ^ c[1] ^ np.uint64(key[0]), b & mask, a >> np.uint64(32) ^ c[3] ^ np.uint64(key[1]), a & mask]
+        key = [(key[0] + 0x9E3779B9) & 0xFFFFFFFF, (key[1] + 0xBB67AE85) & 0xFFFFFFFF]
+    words = np.stack(c, axis=-1).astype(np.uint32)
+    picked: np.ndarray = np.take_along_axis(words, (index % np.uint64(4)).astype(np.int64)[..., None], axis=-1)[..., 0]  # type: ignore[type-arg]
+    return picked
+
+
+def _attend(
+    q: torch.Tensor,  # (H, hd): one row
+    pool_k: torch.Tensor,
+    pool_v: torch.Tensor,
+    table: torch.Tensor,
+    first: int,
+    last: int,
+    scale: float,
+    softcap: float | None,
+) -> torch.Tensor:
+    """Softmax over positions first..last, in segments at fixed places, merged in order; only those positions are read."""
+    heads, dim = q.shape
+    group = heads // pool_k.shape[1]
+    best = torch.full((heads,), -torch.inf)
+    total = torch.zeros(heads)
+    value = torch.zeros(heads, dim)
+    for begin in range(first // SEGMENT * SEGMENT, last + 1, SEGMENT):
+        seen = torch.arange(max(first, begin), min(last, begin + SEGMENT - 1) + 1)
+        blocks = table[seen // BLOCK].long()
+        k = pool_k[blocks, :, :, seen % BLOCK].float().repeat_interleave(group, dim=1)  # (n, H, hd)
+        v = pool_v[blocks, :, seen % BLOCK].float().repeat_interleave(group, dim=1)
+        score = (q * k).sum(dim=2) * scale  # (n, H)
+        if softcap:
+            score = softcap * torch.tanh(score / softcap)
+        top = score.amax(dim=0)
+        weight = torch.exp(score - top)
+        largest = torch.maximum(best, top)
+        old, new = torch.exp(best - largest), torch.exp(top - largest)
+        total = total * old + weight.sum(dim=0) * new
+        value = value * old[:, None] + (weight[:, :, None] * v).sum(dim=0) * new[:, None]
+        best = largest
+    return value / total[:, None]
