@@ -296,7 +296,11 @@ def _add_config(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
     if rope.kind in ("linear", "yarn"):
         fields |= {"rope.scaling.type": rope.kind, "rope.scaling.factor": rope.factor}
     if rope.kind == "yarn":
-        fields["rope.scaling.original_context_length"] = rope.original_max_position
+        fields |= {
+            "rope.scaling.original_context_length": rope.original_max_position,
+            "rope.scaling.yarn_beta_fast": rope.beta_fast,
+            "rope.scaling.yarn_beta_slow": rope.beta_slow,
+        }
         if rope.attention_factor is not None:
             fields["rope.scaling.yarn_attn_factor"] = rope.attention_factor
     for key, value in fields.items():

@@ -97,6 +97,8 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "duplicate tensor": (raw.gguf((), (raw.info(),) * 2, EIGHT * 2), "'t' occurs twice"),
     "empty tensor name": (raw.gguf((), (raw.info(""),), EIGHT), "empty"),
     "overlap": (raw.gguf((), (raw.info("a", (16,)), raw.info("b", (16,), offset=32)), EIGHT * 4), "'a' and 'b' overlap"),
+    "hole": (raw.gguf((), (raw.info("a"), raw.info("b", offset=64)), EIGHT * 4), "hole of 32 bytes before tensor 'b'"),
+    "type lie": (raw.gguf((), (raw.info("a", kind=1, dims=(32,)), raw.info("b", offset=128)), EIGHT * 5), "hole of 64 bytes"),
     "unaligned": (raw.gguf((), (raw.info(offset=4),), EIGHT * 2), "multiple of the alignment"),
     "invalid UTF-8 key": (raw.gguf((raw.key(b"\xff\xfe", raw.UINT8, b"\1"),), data=EIGHT), "UTF-8"),
     "invalid UTF-8 value": (raw.gguf((raw.key("k", raw.STRING, raw.text(b"\xc3\x28")),)), "'k' is not valid UTF-8"),
@@ -210,11 +212,13 @@ def write_cut(path: Path, whole: bytes, length: int) -> Path:
     return path
 
 
-def test_a_folder_or_a_missing_file(tmp_path: Path) -> None:
+def test_a_folder_a_pipe_or_nothing(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="there is no such file"):
         read_gguf(tmp_path / "none.gguf")
-    with pytest.raises(ModelError, match="cannot be read"):
-        read_gguf(tmp_path)
+    os.mkfifo(tmp_path / "pipe.gguf")
+    for path in (tmp_path, tmp_path / "pipe.gguf"):
+        with pytest.raises(ModelError, match="not a regular file"):
+            read_gguf(path)
 
 
 def test_reading_leaves_no_descriptor_open(tmp_path: Path) -> None:

@@ -205,12 +205,15 @@ class _Reader:
         return _Info(name, kind, tuple(reversed(dims)), row, offset)
 
     def _check_layout(self, infos: Mapping[str, _Info], start: int, alignment: int) -> None:
+        """Tensors lie one after the other, so a wrong type or shape shows as an overlap or a hole."""
         end, before = 0, ""
         for info in sorted(infos.values(), key=lambda info: info.offset):
             if info.offset % alignment:
                 self._fail(f"the offset {info.offset} of {info.name!r} is not a multiple of the alignment {alignment}")
             if info.offset < end:
                 self._fail(f"the tensors {before!r} and {info.name!r} overlap")
+            if info.offset >= end + alignment:
+                self._fail(f"there is a hole of {info.offset - end} bytes before tensor {info.name!r}")
             end, before = info.offset + info.nbytes, info.name
             if start + end > self.size:
                 self._fail(

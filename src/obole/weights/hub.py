@@ -44,7 +44,7 @@ def resolve(model: str | os.PathLike[str], revision: str | None = None, progress
         _refuse_revision(model, revision)
         return obtain(CATALOGUE[model], progress)
     path = Path(model).expanduser()
-    if path.exists():
+    if model and path.exists():
         _refuse_revision(model, revision)
         return _pick_local(path)
     match = REPOSITORY.fullmatch(model)

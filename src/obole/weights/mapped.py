@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,10 @@ MAX_JSON = 64 << 20  # bytes; an index of 100,000 tensors takes about 10 MiB
 def map_file(path: Path) -> mmap.mmap:
     """Map `path` for reading. Raises `ModelError` for a file that is missing, empty, or a Git-LFS pointer."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # to open a pipe would wait for ever
+            raise ModelError(f"{path}: cannot be read, since it is not a regular file.")
         with path.open("rb") as file:
-            size = path.stat().st_size
+            size = os.fstat(file.fileno()).st_size
             if size == 0:
                 raise ModelError(f"{path}: the file is empty (0 bytes); download it again.")
             if file.read(len(LFS_PREFIX)) == LFS_PREFIX:
