@@ -53,4 +53,4 @@ def models(as_json: JsonFlag = False) -> None:
     console = Console(width=width, highlight=False)
     with console.capture() as text:
         console.print(table)
-    sys.stdout.write(text.get())
+    sys.stdout.writelines(line.rstrip() + "\n" for line in text.get().splitlines())

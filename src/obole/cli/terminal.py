@@ -52,8 +52,9 @@ def write_text(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """A remark on standard error, beside the text."""
-    stderr().print(Text(text, style="dim"), soft_wrap=True)
+    """A remark on standard error, beside the text: broken between words on a terminal, whole lines elsewhere."""
+    console = stderr()
+    console.print(Text(text, style="dim"), soft_wrap=not console.is_terminal)
 
 
 @contextmanager
