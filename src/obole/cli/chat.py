@@ -139,6 +139,7 @@ def read_line() -> str | None:
     except UnicodeDecodeError as error:
         raise InvalidRequest("prompt", f"standard input is not UTF-8 text ({error.reason}); convert it first.") from None
     except (EOFError, KeyboardInterrupt):
+        note("")  # leave the line of the prompt
         return None
 
 
