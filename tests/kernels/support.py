@@ -66,7 +66,7 @@ def activations(rows: int, n: int, seed: int = 0) -> torch.Tensor:
     x = rng.standard_normal((rows, n)) * np.exp(rng.uniform(-4, 4, (rows, 1)))
     if n >= 64:
         x[:: max(rows // 3, 1), 32:64] = 0
-    return torch.from_numpy(x.astype(np.float32))
+    return torch.tensor(x, dtype=torch.float32)
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -43,6 +43,11 @@ def _bad(op: str, wanted: str, *tensors: torch.Tensor) -> ValueError:
     return ValueError(f"{op} needs {wanted}, not {got}.")
 
 
+def _scattered(x: torch.Tensor) -> bool:
+    """Whether elements of the last dimension lie apart. Strides mean nothing where there is at most one of them."""
+    return x.stride(-1) != 1 and x.shape[-1] > 1 and x.numel() > 0
+
+
 def _packed(w: Linear) -> NativeLinear:
     if not isinstance(w, NativeLinear):
         raise TypeError(f"the native kernels need matrices that they packed, not {type(w).__name__}")
@@ -81,7 +86,7 @@ class NativeOps:
 
     def linear(self, x: torch.Tensor, w: Linear) -> torch.Tensor:
         w = _packed(w)
-        if x.dim() != 2 or x.dtype is not _F32 or x.shape[1] != w.in_features or (x.stride(1) != 1 and w.in_features > 1):
+        if x.dim() != 2 or x.dtype is not _F32 or x.shape[1] != w.in_features or _scattered(x):
             raise _bad("linear", f"float32 rows of {w.in_features}", x)
         rows = x.shape[0]
         out = x.new_empty((rows, w.out_features))
@@ -98,7 +103,7 @@ class NativeOps:
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         shape, stride = x.shape, x.stride()
-        if x.dtype is not _F32 or not 2 <= len(shape) <= 3 or (stride[-1] != 1 and shape[-1] > 1):
+        if x.dtype is not _F32 or not 2 <= len(shape) <= 3 or _scattered(x):
             raise _bad("rms_norm", "float32 (R, D) or (R, H, D), contiguous in the last dimension", x)
         n = shape[-1]
         w = _vector("rms_norm", "weight", weight, n, _F32)
@@ -122,7 +127,7 @@ class NativeOps:
 
     def rope_(self, x: torch.Tensor, positions: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
         shape, stride = x.shape, x.stride()
-        if x.dtype is not _F32 or len(shape) != 3 or stride[2] != 1 or shape[2] % 2:
+        if x.dtype is not _F32 or len(shape) != 3 or shape[2] % 2 or _scattered(x):
             raise _bad("rope_", "float32 (R, H, hd), contiguous in the last dimension, hd even", x)
         half = shape[2] // 2
         for table in (cos, sin):
@@ -137,14 +142,7 @@ class NativeOps:
         self, k: torch.Tensor, v: torch.Tensor, pool_k: torch.Tensor, pool_v: torch.Tensor, slots: torch.Tensor
     ) -> None:
         shape, k_stride, v_stride = k.shape, k.stride(), v.stride()
-        if (
-            k.dtype is not _F32
-            or v.dtype is not _F32
-            or len(shape) != 3
-            or v.shape != shape
-            or k_stride[2] != 1
-            or v_stride[2] != 1
-        ):
+        if k.dtype is not _F32 or v.dtype is not _F32 or len(shape) != 3 or v.shape != shape or _scattered(k) or _scattered(v):
             raise _bad("kv_write", "k and v as float32 (R, KVH, hd), contiguous in the last dimension", k, v)
         rows, heads, dim = shape
         self._check_pools("kv_write", pool_k, pool_v, heads, dim)
@@ -167,7 +165,7 @@ class NativeOps:
         softcap: float | None,
     ) -> torch.Tensor:
         shape, stride = q.shape, q.stride()
-        if q.dtype is not _F32 or len(shape) != 3 or stride[2] != 1:
+        if q.dtype is not _F32 or len(shape) != 3 or _scattered(q):
             raise _bad("attention", "q as float32 (R, H, hd), contiguous in the last dimension", q)
         rows, heads, dim = shape
         kv_heads = pool_k.shape[1]
@@ -195,7 +193,7 @@ class NativeOps:
         return self._gated(False, gate_up)
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
-        if logits.dim() != 2 or logits.dtype is not _F32 or logits.stride(1) != 1 or not logits.shape[1]:
+        if logits.dim() != 2 or logits.dtype is not _F32 or not logits.shape[1] or _scattered(logits):
             raise _bad("argmax", "float32 rows (R, V) that are not empty", logits)
         rows, n = logits.shape
         out = torch.empty(rows, dtype=torch.int64)
@@ -219,12 +217,7 @@ class NativeOps:
                 pool[target] = pool[source]
 
     def _gated(self, silu: bool, gate_up: torch.Tensor) -> torch.Tensor:
-        if (
-            gate_up.dim() != 2
-            or gate_up.dtype is not _F32
-            or gate_up.shape[1] % 2
-            or (gate_up.stride(1) != 1 and gate_up.shape[1] > 1)
-        ):
+        if gate_up.dim() != 2 or gate_up.dtype is not _F32 or gate_up.shape[1] % 2 or _scattered(gate_up):
             raise _bad("silu_mul and gelu_tanh_mul", "float32 rows (R, 2F)", gate_up)
         rows, n = gate_up.shape
         out = gate_up.new_empty((rows, n // 2))
@@ -238,8 +231,8 @@ class NativeOps:
             or x.shape != residual.shape
             or x.dtype is not _F32
             or residual.dtype is not _F32
-            or x.stride(1) != 1
-            or residual.stride(1) != 1
+            or _scattered(x)
+            or _scattered(residual)
         ):
             raise _bad(op, "two float32 (R, D) of the same shape", x, residual)
         return x.shape[0], x.shape[1]

@@ -47,7 +47,7 @@ def _simple(kind: str, blocks: Bytes) -> tuple[Bytes, int, Floats, Floats | None
     at = 4 if kind.endswith("_1") else 2
     minimum = _halves(blocks[:, 2:4])[:, 0] if kind.endswith("_1") else None
     bits = 4
-    fifth = np.uint8(0)
+    fifth: Bytes = np.zeros((len(blocks), 1), dtype=np.uint8)
     if kind.startswith("Q5"):
         bits = 5
         fifth = np.unpackbits(blocks[:, at : at + 4], axis=-1, bitorder="little") << np.uint8(4)
@@ -63,7 +63,7 @@ def _k_affine(kind: str, blocks: Bytes) -> tuple[Bytes, int, Floats, Floats | No
     minima = np.concatenate((mid & 63, (high >> 4) | (mid >> 6 << 4)), axis=-1)
     at = 48 if kind == "Q5_K" else 16
     runs = blocks[:, at:].reshape(-1, 4, 1, 32)
-    code = np.concatenate((runs & 15, runs >> 4), axis=2).reshape(-1, 8, 32)
+    code: Bytes = np.concatenate((runs & 15, runs >> 4), axis=2).reshape(-1, 8, 32)
     if kind == "Q5_K":
         shifts = np.arange(8, dtype=np.uint8)[None, :, None]
         code = code | (blocks[:, None, 16:48] >> shifts & np.uint8(1)) << np.uint8(4)
@@ -74,8 +74,8 @@ def _k_affine(kind: str, blocks: Bytes) -> tuple[Bytes, int, Floats, Floats | No
 
 def _q6_k(blocks: Bytes) -> tuple[Bytes, int, Floats, Floats | None]:
     """Low nibbles, pairs of high bits, 16 signed scales, d."""
-    low = blocks[:, :128].reshape(-1, 2, 1, 64)
-    low = np.concatenate((low & 15, low >> 4), axis=2).reshape(-1, 8, 32)
+    runs = blocks[:, :128].reshape(-1, 2, 1, 64)
+    low = np.concatenate((runs & 15, runs >> 4), axis=2).reshape(-1, 8, 32)
     shifts = np.arange(0, 8, 2, dtype=np.uint8)[None, None, :, None]
     high = (blocks[:, 128:192].reshape(-1, 2, 1, 32) >> shifts & np.uint8(3)).reshape(-1, 8, 32)
     scale = _halves(blocks[:, 208:]) * blocks[:, 192:208].view(np.int8).astype(np.float32)

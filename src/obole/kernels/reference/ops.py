@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,8 @@ from obole.types import WeightTensor
 
 SEGMENT = 256  # positions whose softmax is computed together; segments are merged in order
 BLOCK = 16
+
+Numbers = np.ndarray[Any, np.dtype[Any]]
 
 
 class ReferenceOps:
@@ -96,11 +99,11 @@ class ReferenceOps:
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up.chunk(2, dim=1)
-        return torch.nn.functional.silu(gate) * up
+        return torch.nn.functional.silu(gate.double()).float() * up
 
     def gelu_tanh_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up.chunk(2, dim=1)
-        return torch.nn.functional.gelu(gate, approximate="tanh") * up
+        return torch.nn.functional.gelu(gate.double(), approximate="tanh").float() * up
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
         # numpy's argmax, unlike torch's, promises the first of equals
@@ -126,7 +129,7 @@ def _same(got: Sequence[int], wanted: Sequence[int], op: str) -> None:
         raise ValueError(f"{op} needs matching shapes, not {tuple(got)} and {tuple(wanted)}.")
 
 
-def philox(seed: int, position: int, ids: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+def philox(seed: int, position: int, ids: Numbers) -> Numbers:
     """Word id % 4 of Philox4x32-10 (Salmon et al., SC 2011) with counter (id // 4, position, 0), for each id; uint32."""
     mask = np.uint64(0xFFFFFFFF)
     key = [seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF]
@@ -138,7 +141,7 @@ def philox(seed: int, position: int, ids: np.ndarray) -> np.ndarray:  # type: ig
         c = [b >> np.uint64(32) ^ c[1] ^ np.uint64(key[0]), b & mask, a >> np.uint64(32) ^ c[3] ^ np.uint64(key[1]), a & mask]
         key = [(key[0] + 0x9E3779B9) & 0xFFFFFFFF, (key[1] + 0xBB67AE85) & 0xFFFFFFFF]
     words = np.stack(c, axis=-1).astype(np.uint32)
-    picked: np.ndarray = np.take_along_axis(words, (index % np.uint64(4)).astype(np.int64)[..., None], axis=-1)[..., 0]  # type: ignore[type-arg]
+    picked: Numbers = np.take_along_axis(words, (index % np.uint64(4)).astype(np.int64)[..., None], axis=-1)[..., 0]
     return picked
 
 

@@ -1,0 +1,198 @@
+"""Attention over the paged cache: right against the reference, exact against itself, blind to what it may not see."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from obole.kernels.dispatch import Ops
+from tests.kernels.support import ISAS_HERE, REFERENCE, native, same_bits
+
+BLOCK = 16
+
+
+@dataclass
+class Cache:
+    """Sequences with their keys and values in a pool whose unused places hold NaN."""
+
+    q: list[torch.Tensor]  # (length, H, hd) for each sequence
+    pool_k: torch.Tensor
+    pool_v: torch.Tensor
+    table: torch.Tensor
+
+
+def build(lengths, *, heads=6, kv_heads=2, dim=64, dtype=torch.float32, seed=0, order=0, ops: Ops = REFERENCE) -> Cache:
+    """`order` shuffles which blocks the sequences get; the contents are the same for all orders."""
+    rng = np.random.default_rng(seed)
+
+    def normal(*shape):
+        return torch.from_numpy(rng.standard_normal(shape).astype(np.float32))
+
+    counts = [-(-n // BLOCK) for n in lengths]
+    total = sum(counts) + 3
+    ids = np.random.default_rng(order).permutation(total)[: sum(counts)]
+    pool_k = torch.full((total, kv_heads, dim, BLOCK), torch.nan, dtype=dtype)
+    pool_v = torch.full((total, kv_heads, BLOCK, dim), torch.nan, dtype=dtype)
+    table = torch.full((len(lengths), max(counts) + 1), -1, dtype=torch.int32)
+    queries = []
+    for s, n in enumerate(lengths):
+        mine = torch.from_numpy(ids[sum(counts[:s]) : sum(counts[: s + 1])].astype(np.int32))
+        table[s, : len(mine)] = mine
+        where = torch.arange(n)
+        slots = mine[where // BLOCK] * BLOCK + (where % BLOCK).int()
+        ops.kv_write(normal(n, kv_heads, dim), normal(n, kv_heads, dim), pool_k, pool_v, slots)
+        queries.append(normal(n, heads, dim))
+    return Cache(queries, pool_k, pool_v, table)
+
+
+def attend(ops: Ops, cache: Cache, chunks, *, scale=0.125, window=None, softcap=None) -> torch.Tensor:
+    """`chunks`: (sequence, first position, rows), each an entry of the batch."""
+    q = torch.cat([cache.q[s][at : at + n] for s, at, n in chunks])
+    starts = torch.tensor([0, *np.cumsum([n for _, _, n in chunks])], dtype=torch.int32)
+    positions = torch.tensor([at for _, at, _ in chunks], dtype=torch.int32)
+    table = cache.table[[s for s, _, _ in chunks]].contiguous()
+    return ops.attention(q, cache.pool_k, cache.pool_v, table, starts, positions, scale, window, softcap)
+
+
+@pytest.mark.parametrize("isa", ISAS_HERE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(6, 2, 64), (3, 3, 24), (8, 1, 256), (14, 2, 8), (4, 2, 80)])
+def test_agrees_with_the_reference(isa, dtype, heads, kv_heads, dim):
+    cache = build([37, 5, 290], heads=heads, kv_heads=kv_heads, dim=dim, dtype=dtype)
+    chunks = [(0, 30, 7), (1, 0, 5), (2, 286, 4)]
+    for window, softcap in ((None, None), (9, None), (None, 3.0), (20, 3.0)):
+        got = attend(native(2, isa), cache, chunks, window=window, softcap=softcap)
+        expected = attend(REFERENCE, cache, chunks, window=window, softcap=softcap)
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("ops", [native(), REFERENCE], ids=["native", "reference"])
+def test_agrees_with_plain_softmax(ops):
+    cache = build([300], heads=2, kv_heads=1, dim=32)
+    blocks = cache.table[0, : -(-300 // BLOCK)].long()
+    k = cache.pool_k[blocks, 0].transpose(1, 2).reshape(-1, 32)[:300].double()
+    v = cache.pool_v[blocks, 0].reshape(-1, 32)[:300].double()
+    expected = torch.softmax(cache.q[0][299].double() @ k.T * 0.125, dim=1) @ v
+    got = attend(ops, cache, [(0, 299, 1)])
+    torch.testing.assert_close(got[0].reshape(2, 32), expected.float(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("isa", ISAS_HERE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [None, 1, 16, 40])
+def test_bits_do_not_depend_on_chunks_threads_or_neighbours(isa, dtype, window):
+    lengths = [270, 33, 17]
+    cache = build(lengths, dtype=dtype)
+    one, two = native(1, isa), native(2, isa)
+    alone = [torch.cat([attend(one, cache, [(s, p, 1)], window=window) for p in range(n)]) for s, n in enumerate(lengths)]
+    assert not torch.cat(alone).isnan().any()
+    for ops in (one, two):
+        for s, n in enumerate(lengths):
+            assert same_bits(attend(ops, cache, [(s, 0, n)], window=window), alone[s])
+            for step in (7, 16, 64):
+                parts = [(s, p, min(step, n - p)) for p in range(0, n, step)]
+                whole = torch.cat([attend(ops, cache, [part], window=window) for part in parts])
+                assert same_bits(whole, alone[s])
+        mixed = [(2, 10, 7), (0, 269, 1), (1, 0, 33), (0, 100, 64), (2, 0, 0)]
+        expected = torch.cat([alone[s][p : p + n] for s, p, n in mixed])
+        assert same_bits(attend(ops, cache, mixed, window=window), expected)
+
+
+def test_bits_do_not_depend_on_segments_run_apart():
+    # one query over many segments: with one thread in one go, with several in pieces
+    cache = build([1500], heads=3, kv_heads=1)
+    results = [attend(native(threads), cache, [(0, 1499, 1)], window=w) for w in (None, 700) for threads in (1, 2, 3)]
+    assert all(same_bits(r, results[0]) for r in results[1:3])
+    assert all(same_bits(r, results[3]) for r in results[4:])
+    assert not same_bits(results[0], results[3])
+
+
+def test_all_instruction_sets_give_the_same_bits():
+    cache = build([300, 20], dim=72)
+    chunks = [(0, 280, 20), (1, 0, 20)]
+    for window, softcap in ((None, None), (30, 20.0)):
+        results = [attend(native(1, isa), cache, chunks, window=window, softcap=softcap) for isa in ISAS_HERE]
+        assert all(same_bits(r, results[0]) for r in results)
+
+
+def test_bits_do_not_depend_on_the_layout_of_blocks():
+    chunks = [(0, 250, 20), (1, 40, 1)]
+    results = [attend(native(), build([270, 41], order=order), chunks) for order in range(4)]
+    assert all(same_bits(r, results[0]) for r in results)
+
+
+def test_blocks_outside_the_window_are_never_read():
+    cache = build([600])
+    window = 50
+    before = attend(native(), cache, [(0, 590, 10)], window=window)
+    cache.table[0, : (590 - window + 1) // BLOCK] = -1
+    assert same_bits(attend(native(), cache, [(0, 590, 10)], window=window), before)
+
+
+@pytest.mark.parametrize("isa", ISAS_HERE)
+def test_infinite_scores_and_values_stay_in_their_rows(isa):
+    cache = build([40])
+    clean = attend(native(1, isa), cache, [(0, 0, 40)])
+    cache.q[0][39] = torch.inf
+    dirty = attend(native(1, isa), cache, [(0, 0, 40)])
+    assert same_bits(dirty[:39], clean[:39])
+    assert not dirty[39].isfinite().all()
+
+
+def test_large_scores():
+    cache = build([64])
+    cache.q[0] *= 1000
+    got, expected = attend(native(), cache, [(0, 0, 64)]), attend(REFERENCE, cache, [(0, 0, 64)])
+    torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("ops", [native(1, isa) for isa in ISAS_HERE], ids=ISAS_HERE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_kv_write_puts_rows_where_the_slots_say(ops, dtype):
+    rng = np.random.default_rng(0)
+    fused = torch.from_numpy(rng.standard_normal((6, 5 * 24)).astype(np.float32)).unflatten(1, (5, 24))
+    fused[0, 1, 0] = torch.nan
+    fused[1, 1, :4] = torch.tensor([1e-42, torch.inf, -0.0, 3.4e38])
+    k, v = fused[:, 1:3], fused[:, 3:]
+    slots = torch.tensor([5, 31, 0, 16, 79, 40], dtype=torch.int32)
+    pools = [[torch.zeros(5, 2, 24, 16, dtype=dtype), torch.zeros(5, 2, 16, 24, dtype=dtype)] for _ in range(2)]
+    ops.kv_write(k, v, *pools[0], slots)
+    REFERENCE.kv_write(k, v, *pools[1], slots)
+    for got, expected in zip(*pools, strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(pools[0][0][1, :, :, 15], k[1].to(dtype), rtol=0, atol=0)
+    torch.testing.assert_close(pools[0][1][4, :, 15], v[4].to(dtype), rtol=0, atol=0)
+
+
+def test_no_rows():
+    cache = build([5])
+    assert attend(native(), cache, [(0, 0, 0)]).shape == (0, 6 * 64)
+
+
+def test_what_does_not_fit_is_refused():
+    ops = native()
+    cache = build([20])
+    good = [
+        cache.q[0], cache.pool_k, cache.pool_v, cache.table, torch.tensor([0, 20], dtype=torch.int32),
+        torch.tensor([0], dtype=torch.int32), 0.125, None, None,
+    ]  # fmt: skip
+    ops.attention(*good)
+
+    def replaced(index, value):
+        return [value if i == index else x for i, x in enumerate(good)]
+
+    bad = [
+        (0, cache.q[0][:, :, :32]), (0, cache.q[0].double()), (0, cache.q[0][:, :5]), (1, cache.pool_k.transpose(2, 3)),
+        (2, cache.pool_v.bfloat16()), (2, cache.pool_v[:-1]), (3, cache.table.long()), (3, cache.table[:, :1].contiguous()),
+        (4, torch.tensor([0, 19], dtype=torch.int32)), (4, torch.tensor([1, 20], dtype=torch.int32)),
+        (4, torch.tensor([0, 20])), (5, torch.tensor([-1], dtype=torch.int32)),
+        (5, torch.tensor([100], dtype=torch.int32)), (7, 0),
+    ]  # fmt: skip
+    for index, value in bad:
+        with pytest.raises(ValueError, match=r"attention needs|row_starts|position of a sequence"):
+            ops.attention(*replaced(index, value))
+    with pytest.raises(ValueError, match="kv_write needs"):
+        ops.kv_write(cache.q[0], cache.q[0], cache.pool_k, cache.pool_v, torch.zeros(20, dtype=torch.int32))
