@@ -46,10 +46,10 @@ class AddedTokenMatcher:
             if place < done:
                 continue
             for length in self._lengths[text[place]]:
-                token = self._tokens.get(text[place : place + length])
-                if token is None or (token.single_word and _inside_word(text, place, place + length)):
-                    continue
                 start, end = place, place + length
+                token = self._tokens.get(text[start:end]) if end <= len(text) else None
+                if token is None or (token.single_word and _inside_word(text, start, end)):
+                    continue
                 if token.lstrip:
                     start = done + len(text[done:place].rstrip())
                 if token.rstrip:

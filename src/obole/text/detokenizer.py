@@ -78,7 +78,7 @@ class Detokenizer:
                 self._ended = self._stopped = True
                 return True
         seen = self._held + text
-        free = len(seen) - automaton.depth[state]
+        free = len(seen) - automaton.live[state]
         self._final += seen[:free]
         self._held = seen[free:]
         self._state = state

@@ -217,9 +217,10 @@ def _scores(metadata: Mapping[str, Any], count: int) -> list[float]:
 
 def _digest(vocabulary: _Vocabulary, scores: list[float], prefix: bool) -> str:
     rules = json.dumps([_CACHE_FORMAT, tokenizers.__version__, prefix, vocabulary.unk_id, len(vocabulary.tokens)])
-    sizes = array("q", map(len, vocabulary.tokens))
-    parts = (rules.encode(), sizes, array("q", vocabulary.types), array("d", scores), "".join(vocabulary.tokens).encode())
-    return blake3(b"".join(bytes(blake3(part).digest()) for part in parts)).hexdigest()[:40]
+    sizes = array("q", map(len, vocabulary.tokens)).tobytes()
+    types, values = array("q", vocabulary.types).tobytes(), array("d", scores).tobytes()
+    parts = (rules.encode(), sizes, types, values, "".join(vocabulary.tokens).encode())
+    return blake3(b"".join(blake3(part).digest() for part in parts)).hexdigest()[:40]
 
 
 def _read_cached(path: Path, size: int) -> tokenizers.Tokenizer | None:

@@ -89,7 +89,7 @@ def plain_data(value: object, name: str, depth: int = 0) -> Any:
         return value
     if isinstance(value, str):
         check_text(value, "messages")
-        return str(value)
+        return str.__str__(value)  # without the methods of a subclass
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value):
             raise InvalidRequest("messages", f"{name} has a key that is not text.")

@@ -13,14 +13,14 @@ from functools import lru_cache
 class StopAutomaton:
     """States are the prefixes of all stop strings; state 0 is the empty one. Immutable once built.
 
-    `depth[state]`: length of the prefix, which is how much of the text may still become a stop string.
+    `live[state]`: how much of the text's end may still become a stop string.
     `match[state]`: length of the longest stop string that ends here, 0 if none does.
     """
 
-    __slots__ = ("depth", "match", "_next", "_fail")
+    __slots__ = ("live", "match", "_next", "_fail")
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self.depth = [0]
+        self.live = [0]
         self.match = [0]
         self._next: list[dict[str, int]] = [{}]
         self._fail = [0]
@@ -48,21 +48,23 @@ class StopAutomaton:
                 self._next.append({})
                 self._fail.append(0)
                 self.match.append(0)
-                self.depth.append(self.depth[state] + 1)
+                self.live.append(self.live[state] + 1)  # the length of the prefix
             state = found
         self.match[state] = len(stop)
 
     def _link(self) -> None:
-        waiting = deque(self._next[0].values())
+        waiting = deque([0])
         while waiting:
             state = waiting.popleft()
             for character, child in self._next[state].items():
-                self._fail[child] = self.step(self._fail[state], character)
-                self.match[child] = self.match[child] or self.match[self._fail[child]]
+                fail = self._fail[child] = self.step(self._fail[state], character) if state else 0
+                self.match[child] = self.match[child] or self.match[fail]
+                if not self._next[child]:  # complete, and the beginning of no longer one
+                    self.live[child] = self.live[fail]
                 waiting.append(child)
 
 
 @lru_cache(maxsize=64)
 def stop_automaton(stops: tuple[str, ...]) -> StopAutomaton:
-    """The automaton of some stop strings (64 of 200 characters take about 20 ms to build, so it is shared)."""
+    """The automaton of some stop strings (64 of 200 characters take some milliseconds to build, so it is shared)."""
     return StopAutomaton(stops)

@@ -16,6 +16,7 @@ from obole.errors import InvalidRequest, ModelError
 
 _START_SECONDS = 60.0  # a fresh interpreter on a busy machine
 _GRACE_SECONDS = 2.0  # the process ends itself at its limit; after this it is ended from outside
+_ENVIRONMENT = ("LD_LIBRARY_PATH", "PYTHONHOME", "TZ", "LANG", "LC_ALL", "LC_TIME")  # not the keys that others hold
 _BYTES_PER_CHARACTER = 12  # a character outside the basic plane, escaped as two surrogates in JSON
 
 
@@ -81,7 +82,8 @@ class TemplateProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+            | {"PYTHONPATH": os.pathsep.join(paths)},
         )
         self._process = process
         self._finalizer = weakref.finalize(self, _end, process)

@@ -28,7 +28,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-MEMORY = 1 << 30  # bytes of address space
+MEMORY = 1 << 29  # bytes of address space
 WARM_UP = r"{%- set x = '\n' ~ 1.5 -%}{{ x | trim | length }}{{ x.strip() }}{{ [x, {'a': x}] | tojson | pprint }}{{ y.z }}"
 
 
