@@ -223,13 +223,20 @@ def test_a_stream_never_read_holds_nothing(tmp_path):
     assert not engine._scheduler.has_work
 
 
-def test_a_failing_step_loses_nothing_but_its_requests(tmp_path, monkeypatch):
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+def test_a_failing_step_loses_nothing_but_its_requests(tmp_path, monkeypatch, error):
     engine = puppet(tmp_path, b"ok")
-    run = type(engine._runner).run
-    monkeypatch.setattr(type(engine._runner), "run", lambda *_: (_ for _ in ()).throw(MemoryError("no memory")))
-    with pytest.raises(MemoryError):
-        engine.generate([START])
-    monkeypatch.setattr(type(engine._runner), "run", run)
+
+    def fail(*_):
+        raise error
+
+    stream = engine.stream([START])
+    with monkeypatch.context() as patched:
+        patched.setattr(type(engine._runner), "run", fail)
+        with pytest.raises(error):
+            engine.generate([START])
+    assert [d.finish_reason for d in stream] == [FinishReason.CANCELLED]
+    assert stream.result.text == ""
     engine._scheduler.check()
     assert not engine._scheduler.has_work
     assert engine.generate([START])[0].text == "ok"

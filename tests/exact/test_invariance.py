@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
@@ -94,9 +95,10 @@ def test_a_conversation_continues_from_the_cache(tiny_engine, arch):
 @pytest.mark.parametrize("arch", ["llama", "gemma3"])
 def test_preempted_equals_undisturbed(tiny_engine, arch):
     roomy = tiny_engine(arch, prefix_cache=False)
-    prompts, params = requests(7, 8, roomy._vocab_size, longest=60, max_tokens=60)
+    prompts, params = requests(7, 8, roomy._vocab_size, longest=20, max_tokens=110)
+    params = [dataclasses.replace(p, ignore_eos=True) for p in params]
     expected = fingerprints(alone(roomy, prompts, params))
-    tight = tiny_engine(arch, blocks=14 if arch == "llama" else 60)
+    tight = tiny_engine(arch, blocks=18 if arch == "llama" else 60, max_batch_tokens=16)
     results = tight.generate(prompts, params)
     assert fingerprints(results) == expected
     assert sum(c.receipt.preemptions for r in results for c in r.choices) > 0

@@ -11,18 +11,18 @@ from obole import SamplingParams
 from obole.types import FinishReason
 
 
-@pytest.mark.parametrize(("arch", "blocks"), [("llama", 24), ("gemma3", 90)])
+@pytest.mark.parametrize(("arch", "blocks"), [("llama", 24), ("gemma3", 45)])
 def test_a_hundred_random_requests(tiny_engine, arch, blocks):
     rng = random.Random(20)
     calm = tiny_engine(arch, prefix_cache=False)
-    engine = tiny_engine(arch, blocks=blocks, max_batch_tokens=48, max_sequences=12)
+    engine = tiny_engine(arch, blocks=blocks, max_batch_tokens=24, max_sequences=12)
     shared = [random_prompt(rng, 40, engine._vocab_size) for _ in range(3)]
     waiting = []
     for _ in range(100):
         prompt = random_prompt(rng, rng.randint(1, 60), engine._vocab_size)
         if rng.random() < 0.5:
             prompt = rng.choice(shared)[: rng.randint(1, 40)] + prompt[:20]
-        params = random_params(rng, rng.randint(1, 40))
+        params = random_params(rng, rng.randint(1, 100))
         give_up_after = rng.randint(0, 12) if rng.random() < 0.2 else None
         waiting.append((prompt, params, give_up_after))
     running, done = [], []

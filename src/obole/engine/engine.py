@@ -173,10 +173,9 @@ class Engine:
             return
         try:
             result = self._runner.run(plan)
-        except BaseException:
-            self._scheduler.abandon(plan, self._clock())
-            for live in list(self._live.values()):
-                self._drop(live)
+        except BaseException:  # also Ctrl-C: the requests of this step are over, all others go on
+            for event in self._scheduler.abandon(plan, self._clock()):
+                self._deliver(event)
             raise
         for event in self._scheduler.settle(plan, result, self._clock()):
             self._deliver(event)
