@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from obole.errors import ConfigError
 from obole.kernels.dispatch import load_ops
-from obole.kernels.reference.ops import philox
+from obole.kernels.reference.ops import philox4x32
 from tests.kernels.support import ISAS_HERE, REFERENCE, activations, native, same_bits
 
 ALL = [native(2, isa) for isa in ISAS_HERE]
@@ -114,13 +114,26 @@ def test_argmax(ops):
     assert ops.argmax(x).tolist() == np.argmax(x.numpy(), axis=1).tolist()
 
 
-def test_philox_agrees_with_the_published_vectors():
-    # Random123, kat_vectors: philox 4x32 10
-    for seed, position, counter, words in (
-        (0, 0, 0, (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
-    ):  # fmt: skip
-        ids = np.arange(4) + 4 * counter
-        assert tuple(philox(seed, position, ids).tolist()) == words
+PUBLISHED = (  # Random123, kat_vectors, philox4x32 10: counter, key, words
+    ((0,) * 4, (0,) * 2, (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+    ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+    (
+        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+        (0xA4093822, 0x299F31D0),
+        (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+    ),
+)
+
+
+@pytest.mark.parametrize(("counter", "key", "words"), PUBLISHED)
+def test_philox_agrees_with_the_published_vectors(counter, key, words):
+    assert philox4x32([np.array([c], dtype=np.uint64) for c in counter], key)[0].tolist() == list(words)
+
+
+@pytest.mark.parametrize("ops", [*ALL, REFERENCE], ids=[*ISAS_HERE, "reference"])
+def test_gumbel_of_the_published_words(ops):
+    u = (np.array(PUBLISHED[0][2], dtype=np.float64) + 0.5) / 2**32
+    np.testing.assert_allclose(ops.gumbel(0, 0, 4).numpy(), -np.log(-np.log(u)), rtol=1.2e-7)
 
 
 @every_isa

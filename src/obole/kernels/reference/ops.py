@@ -113,7 +113,7 @@ class ReferenceOps:
 
     def gumbel(self, seed: int, position: int, ids: torch.Tensor | int) -> torch.Tensor:
         wanted = torch.arange(ids) if isinstance(ids, int) else ids
-        u = (philox(seed, position, wanted.numpy()).astype(np.float64) + 0.5) * 2.0**-32
+        u = (noise_words(seed, position, wanted.numpy()).astype(np.float64) + 0.5) * 2.0**-32
         noise: torch.Tensor = torch.from_numpy(-np.log(-np.log(u))).float()
         return noise
 
@@ -129,19 +129,29 @@ def _same(got: Sequence[int], wanted: Sequence[int], op: str) -> None:
         raise ValueError(f"{op} needs matching shapes, not {tuple(got)} and {tuple(wanted)}.")
 
 
-def philox(seed: int, position: int, ids: Numbers) -> Numbers:
-    """Word id % 4 of Philox4x32-10 (Salmon et al., SC 2011) with counter (id // 4, position, 0), for each id; uint32."""
-    mask = np.uint64(0xFFFFFFFF)
-    key = [seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF]
+def philox4x32(counter: Sequence[Numbers], key: tuple[int, int]) -> Numbers:
+    """Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
+
+    Four counter words, uint64 arrays (n,) below 2^32, and two key words -> uint32 (n, 4).
+    """
+    mask, half = np.uint64(0xFFFFFFFF), np.uint64(32)
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        a, b = np.uint64(0xD2511F53) * c0, np.uint64(0xCD9E8D57) * c2
+        c0, c1, c2, c3 = b >> half ^ c1 ^ np.uint64(k0), b & mask, a >> half ^ c3 ^ np.uint64(k1), a & mask
+        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
+    return np.stack((c0, c1, c2, c3), axis=-1).astype(np.uint32)
+
+
+def noise_words(seed: int, position: int, ids: Numbers) -> Numbers:
+    """The random word of each id: uint32, in the shape of `ids` (n,)."""
     index = ids.astype(np.uint64)
     zero = np.zeros_like(index)
-    c = [index // np.uint64(4) & mask, zero + np.uint64(position & 0xFFFFFFFF), zero + np.uint64(position >> 32), zero]
-    for _ in range(10):
-        a, b = np.uint64(0xD2511F53) * c[0], np.uint64(0xCD9E8D57) * c[2]
-        c = [b >> np.uint64(32) ^ c[1] ^ np.uint64(key[0]), b & mask, a >> np.uint64(32) ^ c[3] ^ np.uint64(key[1]), a & mask]
-        key = [(key[0] + 0x9E3779B9) & 0xFFFFFFFF, (key[1] + 0xBB67AE85) & 0xFFFFFFFF]
-    words = np.stack(c, axis=-1).astype(np.uint32)
-    picked: Numbers = np.take_along_axis(words, (index % np.uint64(4)).astype(np.int64)[..., None], axis=-1)[..., 0]
+    low, high = (zero + np.uint64(position >> shift & 0xFFFFFFFF) for shift in (0, 32))
+    key = (seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF)
+    words = philox4x32((index // np.uint64(4) & np.uint64(0xFFFFFFFF), low, high, zero), key)
+    picked: Numbers = words[np.arange(len(index)), index % np.uint64(4)]
     return picked
 
 
