@@ -117,14 +117,14 @@ inline __attribute__((always_inline)) typename V::F accumulate(typename V::F acc
         for (int half = 0; half < 2; ++half) {
             auto sum = start<V, Q>(a.nhalf[half]);
 #pragma GCC unroll 4
-            for (int q = 4 * half; q < 4 * half + 4; ++q) sum = V::dot(sum, code[q], a.code + 4 * q);
+            for (int q = 4 * half; q < 4 * half + 4; ++q) sum = V::template dot<(Q.bits < 8)>(sum, code[q], a.code + 4 * q);
             acc = V::fma(V::cvt(sum), V::mul(w.s[half], scale), acc);
         }
         return acc;
     }
     auto sum = start<V, Q>(a.nsum);
 #pragma GCC unroll 8
-    for (int q = 0; q < 8; ++q) sum = V::dot(sum, code[q], a.code + 4 * q);
+    for (int q = 0; q < 8; ++q) sum = V::template dot<(Q.bits < 8)>(sum, code[q], a.code + 4 * q);
     acc = V::fma(V::cvt(sum), V::mul(w.s[0], scale), acc);
     if constexpr (Q.has_min) {
         // K kinds subtract their minimum; `nsum` is minus the sum of the inputs. Both signs are exact.

@@ -137,11 +137,12 @@ struct Avx2 {
         _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
                          _mm_unpacklo_epi64(_mm256_castsi256_si128(y), _mm256_extracti128_si256(y, 1)));
     }
+    template <bool small>
     static I dot(I acc, I codes, const int8_t* quad) {
         int32_t x;
         std::memcpy(&x, quad, 4);
         const __m256i a = _mm256_set1_epi32(x);
-        return {dot8(acc.lo, codes.lo, a), dot8(acc.hi, codes.hi, a)};
+        return {dot8<small>(acc.lo, codes.lo, a), dot8<small>(acc.hi, codes.hi, a)};
     }
     static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
@@ -159,8 +160,13 @@ private:
     static __m256 widen(__m128i x) {
         return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
     }
+    template <bool small>
     static __m256i dot8(__m256i acc, __m256i codes, __m256i a) {
-        // vpmaddubsw saturates at 16 bits, which 8-bit codes can reach: widen to 16 bits first, which is exact for all
+        // vpmaddubsw saturates at 16 bits, which two products of 8-bit codes can reach and smaller ones cannot
+        if constexpr (small) {
+            const __m256i pairs = _mm256_maddubs_epi16(codes, a);
+            return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+        }
         const __m256i low = _mm256_set1_epi16(0xff);
         const __m256i even = _mm256_madd_epi16(_mm256_and_si256(codes, low), _mm256_srai_epi16(_mm256_slli_epi16(a, 8), 8));
         const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(codes, 8), _mm256_srai_epi16(a, 8));

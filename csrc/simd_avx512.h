@@ -86,6 +86,7 @@ struct Avx512 {
     static void store_i8(int8_t* p, I x) {
         _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x));
     }
+    template <bool small>
     static I dot(I acc, I codes, const int8_t* quad) {
         int32_t x;
         std::memcpy(&x, quad, 4);
