@@ -231,19 +231,30 @@ def test_a_decoding_sequence_planned_already_makes_way_for_an_older_prompt(monke
 
 
 def test_nobody_is_let_in_who_would_be_thrown_out_at_once():
-    driver = Driver(blocks=6)
-    driver.add("a", range(30), max_tokens=50)
-    driver.add("b", range(100, 140), max_tokens=5)
+    driver = Driver(blocks=5)
+    driver.add("a", range(30), max_tokens=50)  # will soon want a third block
+    [seq] = driver.add("b", range(100, 140), max_tokens=8)  # wants three
     driver.run()
-    assert sum(len(plan.sequences) == 2 for plan in driver.plans) > 0
-    assert driver.model.rows_computed == 30 + 49 + 40 + 4  # nothing twice
+    assert seq.tally.preemptions == 0
+    assert driver.model.rows_computed == 30 + 49 + 40 + 7  # nothing twice
+
+
+def test_one_that_is_preempted_goes_back_before_those_who_came_later():
+    driver = Driver(blocks=10, config=budget(64, sequences=2))
+    [old] = driver.add("old", range(10), max_tokens=140)
+    [victim] = driver.add("victim", range(1000, 1010), max_tokens=140)
+    [late] = driver.add("late", range(2000, 2010), max_tokens=1)
+    while not victim.tally.preemptions:
+        driver.step()
+    assert old.status is Status.RUNNING
+    assert driver.scheduler._waiting == [victim, late]
 
 
 # -- several choices ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("length", [1, 2, 16, 17, 32, 40])
-@pytest.mark.parametrize("window", [None, 8, 16, 20])
+@pytest.mark.parametrize("window", [None, 1, 8, 16, 17, 20])
 def test_the_prompt_of_n_choices_is_computed_once(length, window):
     groups = FULL if window is None else (*FULL, CacheGroup(StateKind.SLIDING, window, (1,)))
     driver = Driver(groups=groups)

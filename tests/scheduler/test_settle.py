@@ -107,6 +107,17 @@ def test_a_stop_string_is_seen_at_every_place_of_several_tokens(place):
     assert text.pushed == seq.output_ids
 
 
+@pytest.mark.parametrize(("accepted", "computed"), [([5], 11), ([5, 6], 12), ([5, 6, 7, 8], 14)])
+def test_rows_of_drafts_that_were_turned_down_do_not_count_as_computed(accepted, computed):
+    driver = Driver()
+    [seq] = driver.add("a", range(10))
+    driver.step()
+    plan = driver.scheduler.plan(1.0)
+    plan.rows[0] = plan.total_rows = 4  # the newest token and three drafts
+    driver.scheduler.settle(plan, StepResult([accepted], [None], [None]), 1.0)
+    assert (len(seq.tokens), seq.num_computed) == (computed + 1, computed)
+
+
 @pytest.mark.parametrize("scores", [None, 0])
 def test_scoring_yields_no_token(scores):
     driver = Driver(config=SchedulerConfig(max_batch_tokens=16))

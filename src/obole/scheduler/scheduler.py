@@ -45,8 +45,6 @@ class Scheduler:
         self.max_context = max_context
         self.max_length = min(max_context, longest_computable(cache, max_context) + 1)
         """Largest total length, prompt and output, that an empty pool can hold."""
-        # a decoding sequence costs one row in each step, so no more of them run than a step has rows
-        self._seats = min(config.max_sequences, config.max_batch_tokens)
         self._order: dict[Sequence, int] = {}  # every live sequence: its number in order of arrival
         self._requests: dict[str, list[Sequence]] = {}  # live sequences by request id
         self._arrivals = 0
@@ -112,10 +110,9 @@ class Scheduler:
         if self._under_way is not None:
             raise RuntimeError("The step under way must be settled before the next one is planned.")
         plan = StepPlan([], [], [], [], [])
-        waiting_before = len(self._waiting)
         behind = self._plan_decoding(plan)
         self._plan_chunks(plan, behind)
-        if self._waiting and len(self._waiting) == waiting_before:  # not in a step that had to preempt
+        if self._waiting:
             self._admit(plan, now)
         if not plan.sequences:
             if self._order:
@@ -170,8 +167,6 @@ class Scheduler:
             plan.total_rows -= plan.rows[i]
             for parallel in (plan.sequences, plan.starts, plan.rows, plan.samples):
                 del parallel[i]
-            own = {block for table in seq.tables for block in table}
-            plan.copies = [copy for copy in plan.copies if copy[1] not in own]
         self._lost[seq] = seq.num_computed
         self.cache.release(seq)
         seq.tally.preemptions += 1
@@ -183,10 +178,11 @@ class Scheduler:
     def _admit(self, plan: StepPlan, now: float) -> None:
         if self._still_stuck():
             return
-        waiting = self._waiting
+        waiting, config = self._waiting, self.config
         reserve = sum(self._wants_soon(seq) for seq in self._running)
         i = 0
-        while i < len(waiting) and plan.total_rows < self.config.max_batch_tokens and len(self._running) < self._seats:
+        # Every running sequence has a row in a plan with rows to spare, so no more run than a step has rows.
+        while i < len(waiting) and plan.total_rows < config.max_batch_tokens and len(self._running) < config.max_sequences:
             seq = waiting[i]
             parent = seq.parent
             if parent is not None and parent.status is Status.RUNNING and parent.num_computed < parent.prompt_len:
