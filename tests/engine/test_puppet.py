@@ -6,8 +6,8 @@ import math
 from pathlib import Path
 
 import pytest
-from fakes.checkpoints import byte_vocabulary, chain, table_logits, write_puppet
 
+from fakes.checkpoints import byte_vocabulary, chain, table_logits, write_puppet
 from obole import Engine, SamplingParams
 from obole.errors import InvalidRequest
 from obole.types import FinishReason
@@ -65,7 +65,7 @@ def test_an_invalid_byte_is_one_replacement_and_text_goes_on(tmp_path):  # B01
 
 def test_a_prompt_that_ends_in_the_middle_of_a_character_does_not_leak(tmp_path):  # B02
     engine = puppet(tmp_path, b"xyz")
-    prompt = [*"the prompt ".encode(), 0xF0, 0x9F, START]
+    prompt = [*b"the prompt ", 0xF0, 0x9F, START]
     result, deltas = both_ways(engine, SamplingParams(max_tokens=3), prompt)
     assert result.text == "xyz"
     assert deltas[0] == "x"
@@ -162,7 +162,22 @@ def test_prompts_over_the_context_are_refused_not_cut(tmp_path):  # B36
 
 @pytest.mark.parametrize(
     "prompt",
-    ["", [[]], [""], ["a", ""], [-1], [[VOCAB]], [1.5], [True], [2**63], None, 5, {"role": "user"}, [["a"]], [{"role": "user"}, 3]],
+    [
+        "",
+        [[]],
+        [""],
+        ["a", ""],
+        [-1],
+        [[VOCAB]],
+        [1.5],
+        [True],
+        [2**63],
+        None,
+        5,
+        {"role": "user"},
+        [["a"]],
+        [{"role": "user"}, 3],
+    ],
 )
 def test_bad_prompts_are_refused_and_nothing_is_left_behind(tmp_path, prompt):  # B19, B37
     engine = puppet(tmp_path, b"ok")

@@ -10,10 +10,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from obole.kernels.dispatch import load_ops
 
 from obole.engine.sampler import choice_seed, choose, keep, token_logprob
 from obole.errors import InvalidRequest
+from obole.kernels.dispatch import load_ops
 from obole.types import SamplingParams
 
 OPS = load_ops("reference", 1)
@@ -67,7 +67,9 @@ def test_top_k_breaks_ties_at_its_edge_by_lowest_id():
     assert keep(np.array([1.0, 2.0, 2.0, 2.0, 0.0]), SamplingParams(top_k=2)).tolist() == [1, 2]
 
 
-@pytest.mark.parametrize(("top_p", "kept"), [(0.5, [0]), (0.51, [0, 1]), (0.75, [0, 1]), (0.76, [0, 1, 2]), (1.0, [0, 1, 2, 3])])
+@pytest.mark.parametrize(
+    ("top_p", "kept"), [(0.5, [0]), (0.51, [0, 1]), (0.75, [0, 1]), (0.76, [0, 1, 2]), (1.0, [0, 1, 2, 3])]
+)
 def test_top_p_keeps_the_smallest_set_that_reaches_the_mass(top_p, kept):
     probabilities = np.log(np.array([0.5, 0.25, 0.125, 0.125]))
     assert keep(probabilities, SamplingParams(top_p=top_p)).tolist() == kept
@@ -196,7 +198,12 @@ def test_dropping_hopeless_tokens_before_the_noise_changes_nothing():
         assert token == int(full.argmax())
 
 
-@given(st.lists(st.floats(-50, 50, width=16, allow_subnormal=False), min_size=1, max_size=40), st.integers(0, 40), st.floats(0.01, 1), st.floats(0, 1))
+@given(
+    st.lists(st.floats(-50, 50, width=16, allow_subnormal=False), min_size=1, max_size=40),
+    st.integers(0, 40),
+    st.floats(0.01, 1),
+    st.floats(0, 1),
+)
 @settings(max_examples=200, deadline=None)
 def test_filters_agree_with_a_plain_implementation(logits, top_k, top_p, min_p):
     scaled = np.asarray(logits, dtype=np.float64)
