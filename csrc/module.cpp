@@ -1,12 +1,14 @@
 // The binding: raw addresses and numbers, because converting an array costs ten times the call. The Python side
 // (kernels/cpu.py) owns the tensors and has checked them.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>
 
 #include <stdexcept>
 #include <string>
 
 #include "ops.h"
+#include "tape.h"
 
 namespace nb = nanobind;
 using namespace obole;
@@ -27,29 +29,43 @@ Kind kind_named(const std::string& name) {
     throw std::invalid_argument("unknown kind of weights " + name);
 }
 
+// The bound operations, and the tape that takes them down instead of running them, if there is one.
+struct Desk {
+    Desk(const Kernels* kernels, int threads) : ops(kernels, threads) {}
+
+    Ops ops;
+    Tape* tape = nullptr;
+
+    template <class Operation>
+    void submit(const char* name, Operation operation) {
+        if (tape) return tape->add(name, std::move(operation));
+        nb::gil_scoped_release release;
+        operation();
+    }
+};
+
 void bind_weights(nb::module_& m) {
     nb::class_<Packed>(m, "Packed")
         .def(nb::init<int64_t>())
-        .def("add", [](Packed& w, Ops& ops, const std::string& kind, Address rows, int64_t row_bytes, int64_t outputs,
+        .def("add", [](Packed& w, Desk& desk, const std::string& kind, Address rows, int64_t row_bytes, int64_t outputs,
                        Address bias) {
             const Kind k = kind_named(kind);
             nb::gil_scoped_release release;
-            w.add(ops.pool(), k, at<const uint8_t>(rows), row_bytes, outputs, at<const float>(bias));
+            w.add(desk.ops.pool(), k, at<const uint8_t>(rows), row_bytes, outputs, at<const float>(bias));
         })
         .def_prop_ro("outputs", &Packed::outputs)
         .def_prop_ro("nbytes", &Packed::bytes);
     m.def("file_bytes", [](const std::string& kind, int64_t inputs) { return file_bytes(kind_named(kind), inputs); });
 }
 
-void bind_matrix_ops(nb::class_<Ops>& c) {
-    c.def("linear", [](Ops& ops, const Packed& w, Address x, int64_t x_row, int64_t rows, Address out) {
-        nb::gil_scoped_release release;
-        ops.linear(w, at<const float>(x), x_row, rows, at<float>(out));
+void bind_matrix_ops(nb::class_<Desk>& c) {
+    c.def("linear", [](Desk& desk, const Packed& w, Address x, int64_t x_row, int64_t rows, Address out) {
+        desk.submit("linear", [=, &ops = desk.ops, &w] { ops.linear(w, at<const float>(x), x_row, rows, at<float>(out)); });
     });
-    c.def("embed", [](Ops& ops, const Packed& w, Address ids, int64_t n, float scale, Address out) {
-        ops.embed(w, at<const int32_t>(ids), n, scale, at<float>(out));
+    c.def("embed", [](Desk& desk, const Packed& w, Address ids, int64_t n, float scale, Address out) {
+        desk.submit("embed", [=, &ops = desk.ops, &w] { ops.embed(w, at<const int32_t>(ids), n, scale, at<float>(out)); });
     });
-    c.def("attention", [](Ops& ops, Address q, int64_t q_row, int64_t q_head, Address pool_k, Address pool_v, bool bf16,
+    c.def("attention", [](Desk& desk, Address q, int64_t q_row, int64_t q_head, Address pool_k, Address pool_v, bool bf16,
                           Address table, int64_t table_row, Address row_starts, Address pos_starts, int64_t sequences,
                           int64_t rows, int64_t heads, int64_t kv_heads, int64_t head_dim, float scale, int64_t window,
                           float softcap, Address out) {
@@ -57,61 +73,82 @@ void bind_matrix_ops(nb::class_<Ops>& c) {
                           at<const int32_t>(table), table_row, at<const int32_t>(row_starts),
                           at<const int32_t>(pos_starts), sequences, heads, kv_heads, head_dim, scale, window, softcap,
                           at<float>(out)};
-        nb::gil_scoped_release release;
-        ops.attention(a, rows);
+        desk.submit("attention", [=, &ops = desk.ops] { ops.attention(a, rows); });
     });
-    c.def("kv_write", [](Ops& ops, Address k, int64_t k_row, int64_t k_head, Address v, int64_t v_row, int64_t v_head,
+    c.def("kv_write", [](Desk& desk, Address k, int64_t k_row, int64_t k_head, Address v, int64_t v_row, int64_t v_head,
                          int64_t rows, int64_t kv_heads, int64_t head_dim, Address pool_k, Address pool_v, bool bf16,
                          Address slots) {
-        ops.kv_write(at<const float>(k), k_row, k_head, at<const float>(v), v_row, v_head, rows, kv_heads, head_dim,
-                     at<void>(pool_k), at<void>(pool_v), bf16, at<const int32_t>(slots));
+        desk.submit("kv_write", [=, &ops = desk.ops] {
+            ops.kv_write(at<const float>(k), k_row, k_head, at<const float>(v), v_row, v_head, rows, kv_heads, head_dim,
+                         at<void>(pool_k), at<void>(pool_v), bf16, at<const int32_t>(slots));
+        });
     });
 }
 
-void bind_row_ops(nb::class_<Ops>& c) {
-    c.def("rms_norm", [](Ops& ops, Address x, int64_t rows, int64_t x_row, int64_t heads, int64_t x_head, int64_t n,
+void bind_row_ops(nb::class_<Desk>& c) {
+    c.def("rms_norm", [](Desk& desk, Address x, int64_t rows, int64_t x_row, int64_t heads, int64_t x_head, int64_t n,
                          Address weight, float eps, Address out) {
-        ops.rms_norm(at<const float>(x), rows, x_row, heads, x_head, n, at<const float>(weight), eps, at<float>(out));
+        desk.submit("norm", [=, &ops = desk.ops] {
+            ops.rms_norm(at<const float>(x), rows, x_row, heads, x_head, n, at<const float>(weight), eps, at<float>(out));
+        });
     });
-    c.def("add_rms_norm", [](Ops& ops, Address x, int64_t x_row, Address residual, int64_t residual_row, int64_t rows,
+    c.def("add_rms_norm", [](Desk& desk, Address x, int64_t x_row, Address residual, int64_t residual_row, int64_t rows,
                              int64_t n, Address weight, float eps, Address out) {
-        ops.add_rms_norm(at<const float>(x), x_row, at<float>(residual), residual_row, rows, n, at<const float>(weight),
-                         eps, at<float>(out));
+        desk.submit("norm", [=, &ops = desk.ops] {
+            ops.add_rms_norm(at<const float>(x), x_row, at<float>(residual), residual_row, rows, n, at<const float>(weight),
+                             eps, at<float>(out));
+        });
     });
-    c.def("add", [](Ops& ops, Address residual, int64_t residual_row, Address x, int64_t x_row, int64_t rows, int64_t n) {
-        ops.add(at<float>(residual), residual_row, at<const float>(x), x_row, rows, n);
+    c.def("add", [](Desk& desk, Address residual, int64_t residual_row, Address x, int64_t x_row, int64_t rows, int64_t n) {
+        desk.submit("add", [=, &ops = desk.ops] {
+            ops.add(at<float>(residual), residual_row, at<const float>(x), x_row, rows, n);
+        });
     });
-    c.def("rope", [](Ops& ops, Address x, int64_t rows, int64_t x_row, int64_t heads, int64_t x_head, int64_t half,
+    c.def("rope", [](Desk& desk, Address x, int64_t rows, int64_t x_row, int64_t heads, int64_t x_head, int64_t half,
                      Address positions, Address cos, Address sin) {
-        ops.rope(at<float>(x), rows, x_row, heads, x_head, half, at<const int32_t>(positions), at<const float>(cos),
-                 at<const float>(sin));
+        desk.submit("rope", [=, &ops = desk.ops] {
+            ops.rope(at<float>(x), rows, x_row, heads, x_head, half, at<const int32_t>(positions), at<const float>(cos),
+                     at<const float>(sin));
+        });
     });
-    c.def("gated", [](Ops& ops, bool silu, Address x, int64_t x_row, int64_t rows, int64_t n, Address out) {
-        ops.gated(silu, at<const float>(x), x_row, rows, n, at<float>(out));
+    c.def("gated", [](Desk& desk, bool silu, Address x, int64_t x_row, int64_t rows, int64_t n, Address out) {
+        desk.submit("activation", [=, &ops = desk.ops] {
+            ops.gated(silu, at<const float>(x), x_row, rows, n, at<float>(out));
+        });
     });
-    c.def("argmax", [](Ops& ops, Address x, int64_t x_row, int64_t rows, int64_t n, Address out) {
-        ops.argmax(at<const float>(x), x_row, rows, n, at<int64_t>(out));
+    c.def("argmax", [](Desk& desk, Address x, int64_t x_row, int64_t rows, int64_t n, Address out) {
+        desk.submit("argmax", [=, &ops = desk.ops] { ops.argmax(at<const float>(x), x_row, rows, n, at<int64_t>(out)); });
     });
-    c.def("gumbel", [](Ops& ops, uint64_t seed, uint64_t position, Address ids, int64_t n, Address out) {
-        ops.gumbel(seed, position, at<const int64_t>(ids), n, at<float>(out));
+    c.def("gumbel", [](Desk& desk, uint64_t seed, uint64_t position, Address ids, int64_t n, Address out) {
+        desk.submit("gumbel", [=, &ops = desk.ops] { ops.gumbel(seed, position, at<const int64_t>(ids), n, at<float>(out)); });
     });
+}
+
+void bind_tape(nb::module_& m, nb::class_<Desk>& c) {
+    nb::class_<Tape>(m, "Tape")
+        .def(nb::init<>())
+        .def("run", &Tape::run, nb::call_guard<nb::gil_scoped_release>())
+        .def("run_timed", &Tape::run_timed, nb::call_guard<nb::gil_scoped_release>())
+        .def("__len__", &Tape::size);
+    c.def("record", [](Desk& desk, Tape* tape) { desk.tape = tape; }, nb::arg("tape").none());
 }
 
 }  // namespace
 
 NB_MODULE(_native, m) {
     nb::set_leak_warnings(false);  // an engine that lives until the interpreter ends is no fault
-    auto ops = nb::class_<Ops>(m, "Ops");
+    auto ops = nb::class_<Desk>(m, "Ops");
     bind_weights(m);
-    ops.def("__init__", [](Ops* self, const std::string& isa, int threads) {
+    ops.def("__init__", [](Desk* self, const std::string& isa, int threads) {
         const Kernels* kernels = find_kernels(isa.c_str());
         if (!kernels) throw std::invalid_argument("no such instruction set here: " + isa);
         if (threads < 1) throw std::invalid_argument("at least one thread");
-        new (self) Ops(kernels, threads);
+        new (self) Desk(kernels, threads);
     });
-    ops.def_prop_ro("name", [](const Ops& o) { return std::string(o.name()); });
-    ops.def_prop_ro("threads", &Ops::threads);
+    ops.def_prop_ro("name", [](const Desk& d) { return std::string(d.ops.name()); });
+    ops.def_prop_ro("threads", [](const Desk& d) { return d.ops.threads(); });
     bind_matrix_ops(ops);
     bind_row_ops(ops);
+    bind_tape(m, ops);
     m.def("runs", [](const std::string& isa) { return find_kernels(isa.c_str()) != nullptr; });
 }

@@ -14,7 +14,8 @@ def all_logits(engine: Engine, ids: list[int]) -> torch.Tensor:
     runner, parts = engine._runner, []
     while live.unfinished:
         plan = engine._scheduler.plan(engine._clock())
-        parts.append(runner.model.logits(runner.model.forward(build_batch(plan, runner.num_groups), runner.pool)))
+        model = runner.steps.model
+        parts.append(model.logits(model.forward(build_batch(plan, runner.num_groups), runner.steps.pool)))
         result = runner.run(plan)
         for event in engine._scheduler.settle(plan, result, engine._clock()):
             engine._deliver(event)

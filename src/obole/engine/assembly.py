@@ -19,6 +19,7 @@ from obole.cache.spec import group_layers
 from obole.config import BLOCK_SIZE, EngineConfig
 from obole.engine.results import EngineInfo
 from obole.engine.runner import Runner
+from obole.engine.steps import Steps
 from obole.errors import ConfigError, ModelError
 from obole.kernels.dispatch import load_ops
 from obole.layers.rope import context_limit
@@ -91,7 +92,7 @@ def assemble(model: str, revision: str | None, config: EngineConfig, progress: P
         max_context=context,
         load_seconds=time.perf_counter() - started,
     )
-    runner = Runner(built, pool, ops, len(groups), merge_layers(kv_layers))
+    runner = Runner(Steps(built, pool, ops), len(groups), merge_layers(kv_layers))
     vocab_size = checkpoint.config.vocab_size if tokenizer is None else tokenizer.vocab_size
     eos_ids = frozenset(checkpoint.config.eos_ids) | (tokenizer.end_ids if tokenizer is not None else frozenset())
     return Parts(info, tokenizer, template, scheduler, runner, vocab_size, eos_ids)

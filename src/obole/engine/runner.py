@@ -7,12 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from obole.cache.pool import KVPool
 from obole.costmodel import kv_bytes_read, weight_bytes_read
 from obole.engine.batch import LogitRow, build_batch, logit_rows
 from obole.engine.sampler import Floats, Ints, choose, is_plain_greedy, token_logprob
-from obole.kernels.dispatch import Ops
-from obole.models.registry import Model
+from obole.engine.steps import Steps
 from obole.types import Sequence, StepPlan, StepResult
 
 LOGIT_ROWS = 64  # rows of logits held at once: scoring a long prompt must not need rows x vocabulary of memory
@@ -20,25 +18,27 @@ LOGIT_ROWS = 64  # rows of logits held at once: scoring a long prompt must not n
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    model: Model
-    pool: KVPool
-    ops: Ops
+    steps: Steps
     num_groups: int
     kv_layers: tuple[tuple[int | None, int], ...]  # (window, bytes per token) of each kind of layer, for the receipt
 
     def run(self, plan: StepPlan) -> StepResult:
         """Compute the plan's rows. Changes the pool and nothing else."""
+        steps, model = self.steps, self.steps.model
         if plan.copies:
-            self.pool.copy(plan.copies)
-        hidden = self.model.forward(build_batch(plan, self.num_groups), self.pool)
+            steps.pool.copy(plan.copies)
         count = len(plan.sequences)
         result = StepResult(tokens=[[] for _ in range(count)], logprobs=[None] * count, prompt_logprobs=[None] * count)
         wanted = logit_rows(plan)
-        for i in range(0, len(wanted), LOGIT_ROWS):
-            part = wanted[i : i + LOGIT_ROWS]
-            picked = hidden if len(part) == hidden.shape[0] else hidden[torch.tensor([w.row for w in part])]
-            self._settle_rows(plan, result, part, self.model.logits(picked))
-        model = self.model
+        newest_only = len(wanted) == plan.total_rows <= LOGIT_ROWS
+        computed = steps.compute(build_batch(plan, self.num_groups), newest_only)
+        if computed.logits is not None and computed.best is not None:
+            self._settle_rows(plan, result, wanted, computed.logits, computed.best)
+        elif computed.hidden is not None:
+            for i in range(0, len(wanted), LOGIT_ROWS):
+                part = wanted[i : i + LOGIT_ROWS]
+                logits = model.logits(computed.hidden[torch.tensor([w.row for w in part])])
+                self._settle_rows(plan, result, part, logits, steps.ops.argmax(logits))
         result.weight_bytes = weight_bytes_read(
             plan.total_rows,
             len(wanted),
@@ -49,10 +49,11 @@ class Runner:
         result.kv_bytes = [kv_bytes_read(s, n, self.kv_layers) for s, n in zip(plan.starts, plan.rows, strict=True)]
         return result
 
-    def _settle_rows(self, plan: StepPlan, result: StepResult, part: list[LogitRow], logits: torch.Tensor) -> None:
-        best = self.ops.argmax(logits).tolist()
+    def _settle_rows(
+        self, plan: StepPlan, result: StepResult, part: list[LogitRow], logits: torch.Tensor, best: torch.Tensor
+    ) -> None:
         values: Floats = logits.numpy()
-        for (i, _, position), row, top in zip(part, values, best, strict=True):
+        for (i, _, position), row, top in zip(part, values, best.tolist(), strict=True):
             sequence = plan.sequences[i]
             params = sequence.request.params
             if position + 1 < sequence.prompt_len:
@@ -85,5 +86,5 @@ class Runner:
         )
 
     def _noise(self, seed: int, position: int, ids: Ints) -> Floats:
-        noise: Floats = self.ops.gumbel(seed, position, torch.from_numpy(np.ascontiguousarray(ids))).numpy()
+        noise: Floats = self.steps.ops.gumbel(seed, position, torch.from_numpy(np.ascontiguousarray(ids))).numpy()
         return noise

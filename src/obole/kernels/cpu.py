@@ -6,14 +6,15 @@ strides are fetched once, and tensors are allocated without naming what they inh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 
 from obole.errors import ConfigError
 from obole.kernels import _native
-from obole.kernels.dispatch import Bias, Linear
+from obole.kernels.arena import Arena, Place
+from obole.kernels.dispatch import Bias, Linear, Outputs
 from obole.kernels.packing import check_parts
 from obole.types import WeightTensor
 
@@ -61,6 +62,29 @@ def _vector(op: str, name: str, x: torch.Tensor, n: int, dtype: torch.dtype) -> 
     return x.data_ptr()
 
 
+def _empty(shape: Sequence[int], dtype: torch.dtype = _F32) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype)
+
+
+class NativeRecording:
+    """See `dispatch.Recording`. Keeps `function`, and with it the weights and inputs that the tape points to, alive."""
+
+    __slots__ = ("_tape", "_function", "_arena", "_outputs")
+
+    def __init__(self, tape: _native.Tape, function: Callable[[], Outputs], arena: Arena, outputs: list[Place]) -> None:
+        self._tape = tape
+        self._function = function
+        self._arena = arena
+        self._outputs = outputs
+
+    def replay(self) -> Outputs:
+        self._tape.run()
+        return tuple(self._arena.tensor(place) for place in self._outputs)
+
+    def replay_timed(self) -> Mapping[str, int]:
+        return self._tape.run_timed()
+
+
 class NativeOps:
     """See `dispatch.Ops`. Calls from several threads are allowed; one at a time has the worker threads."""
 
@@ -73,6 +97,19 @@ class NativeOps:
         self._ops = _native.Ops(isa, threads)
         self.name = f"native {self._ops.name}"
         self.threads = self._ops.threads
+        self._arena = Arena()
+        self._new: Callable[..., torch.Tensor] = _empty
+
+    def record(self, function: Callable[[], Outputs]) -> NativeRecording:
+        tape = _native.Tape()
+        self._ops.record(tape)
+        self._new = self._arena.take
+        try:
+            outputs = function()
+        finally:
+            self._new = _empty
+            self._ops.record(None)
+        return NativeRecording(tape, function, self._arena, [self._arena.place(t) for t in outputs])
 
     def pack_linear(self, parts: Sequence[WeightTensor], biases: Sequence[Bias]) -> NativeLinear:
         inputs = check_parts(parts, biases)
@@ -89,7 +126,7 @@ class NativeOps:
         if x.dim() != 2 or x.dtype is not _F32 or x.shape[1] != w.in_features or _scattered(x):
             raise _bad("linear", f"float32 rows of {w.in_features}", x)
         rows = x.shape[0]
-        out = x.new_empty((rows, w.out_features))
+        out = self._new((rows, w.out_features))
         self._ops.linear(w.packed, x.data_ptr(), x.stride(0), rows, out.data_ptr())
         return out
 
@@ -97,7 +134,7 @@ class NativeOps:
         w = _packed(w)
         rows = ids.numel()
         address = _vector("embed", "ids", ids, rows, _I32)
-        out = torch.empty((rows, w.in_features), dtype=_F32)
+        out = self._new((rows, w.in_features))
         self._ops.embed(w.packed, address, rows, scale, out.data_ptr())
         return out
 
@@ -107,7 +144,7 @@ class NativeOps:
             raise _bad("rms_norm", "float32 (R, D) or (R, H, D), contiguous in the last dimension", x)
         n = shape[-1]
         w = _vector("rms_norm", "weight", weight, n, _F32)
-        out = x.new_empty(shape)
+        out = self._new(shape)
         heads, head_stride = (shape[1], stride[1]) if len(shape) == 3 else (1, 0)
         self._ops.rms_norm(x.data_ptr(), shape[0], stride[0], heads, head_stride, n, w, eps, out.data_ptr())
         return out
@@ -115,7 +152,7 @@ class NativeOps:
     def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         rows, n = self._same_rows("add_rms_norm", x, residual)
         w = _vector("add_rms_norm", "weight", weight, n, _F32)
-        out = x.new_empty((rows, n))
+        out = self._new((rows, n))
         self._ops.add_rms_norm(
             x.data_ptr(), x.stride(0), residual.data_ptr(), residual.stride(0), rows, n, w, eps, out.data_ptr()
         )
@@ -177,7 +214,7 @@ class NativeOps:
         sequences = table.shape[0]
         if window is not None and window < 1:
             raise ValueError(f"attention needs a window of at least 1, not {window}.")
-        out = q.new_empty((rows, heads * dim))
+        out = self._new((rows, heads * dim))
         self._ops.attention(
             q.data_ptr(), stride[0], stride[1], pool_k.data_ptr(), pool_v.data_ptr(), pool_k.dtype is _BF16,
             table.data_ptr(), table.shape[1], _vector("attention", "row_starts", row_starts, sequences + 1, _I32),
@@ -196,7 +233,7 @@ class NativeOps:
         if logits.dim() != 2 or logits.dtype is not _F32 or not logits.shape[1] or _scattered(logits):
             raise _bad("argmax", "float32 rows (R, V) that are not empty", logits)
         rows, n = logits.shape
-        out = torch.empty(rows, dtype=torch.int64)
+        out = self._new((rows,), torch.int64)
         self._ops.argmax(logits.data_ptr(), logits.stride(0), rows, n, out.data_ptr())
         return out
 
@@ -220,7 +257,7 @@ class NativeOps:
         if gate_up.dim() != 2 or gate_up.dtype is not _F32 or gate_up.shape[1] % 2 or _scattered(gate_up):
             raise _bad("silu_mul and gelu_tanh_mul", "float32 rows (R, 2F)", gate_up)
         rows, n = gate_up.shape
-        out = gate_up.new_empty((rows, n // 2))
+        out = self._new((rows, n // 2))
         self._ops.gated(silu, gate_up.data_ptr(), gate_up.stride(0), rows, n // 2, out.data_ptr())
         return out
 

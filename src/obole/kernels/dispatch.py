@@ -12,7 +12,7 @@ R rows, S sequences, H heads, KVH key/value heads, hd head dimension, P position
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -35,6 +35,19 @@ class Linear(Protocol):
     def out_features(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
+
+
+Outputs = tuple[torch.Tensor, ...]
+
+
+class Recording(Protocol):
+    """A function of ops, taken down once."""
+
+    def replay(self) -> Outputs:
+        """Run it again on what its inputs hold now. The outputs are good until another recording of the same ops runs."""
+
+    def replay_timed(self) -> Mapping[str, int]:
+        """The same, for its cost: nanoseconds by kind of operation."""
 
 
 class Ops(Protocol):
@@ -112,6 +125,13 @@ class Ops(Protocol):
 
     def copy_blocks(self, pools: Sequence[torch.Tensor], pairs: Sequence[tuple[int, int]]) -> None:
         """pool[to] = pool[from] for each (from, to); all are read before any is written."""
+
+    def record(self, function: Callable[[], Outputs]) -> Recording:
+        """Take down a function that does nothing but call ops, without branches on data, and views of their results.
+
+        Whatever else it uses (weights, pools, inputs) must stay where it is for the life of the recording. Recording
+        computes nothing yet: the tensors that the function sees while it is recorded have no meaningful contents.
+        """
 
 
 def load_ops(kind: str, threads: int, isa: str | None = None) -> Ops:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from obole.kernels.dispatch import Bias, Linear
+from obole.kernels.dispatch import Bias, Linear, Outputs
 from obole.kernels.packing import check_parts
 from obole.kernels.reference import formats
 from obole.kernels.reference.linear import ReferenceLinear, linear
@@ -18,6 +19,18 @@ SEGMENT = 256  # positions whose softmax is computed together; segments are merg
 BLOCK = 16
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
+
+
+class ReferenceRecording:
+    """There is nothing to save: the function is called again."""
+
+    def __init__(self, function: Callable[[], Outputs]) -> None:
+        self.replay = function
+
+    def replay_timed(self) -> Mapping[str, int]:
+        start = time.perf_counter_ns()
+        self.replay()
+        return {"all": time.perf_counter_ns() - start}
 
 
 class ReferenceOps:
@@ -34,6 +47,9 @@ class ReferenceOps:
             parts=tuple(formats.decode_float(p) if p.kind in floats else formats.decode(p) for p in parts),
             biases=tuple(None if b is None else torch.from_numpy(np.array(b, dtype=np.float32)) for b in biases),
         )
+
+    def record(self, function: Callable[[], Outputs]) -> ReferenceRecording:
+        return ReferenceRecording(function)
 
     def linear(self, x: torch.Tensor, w: Linear) -> torch.Tensor:
         assert isinstance(w, ReferenceLinear)
