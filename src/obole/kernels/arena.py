@@ -17,9 +17,15 @@ import numpy as np
 import torch
 
 ALIGNMENT = 64
-_IDLE = 3  # references to a place that no tensor uses: the list's, the loop's and the argument of getrefcount
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+def _references(memory: list[Bytes], index: int) -> int:
+    return sys.getrefcount(memory[index])
+
+
+_IDLE = _references([np.zeros(1, dtype=np.uint8)], 0)  # of a place that no tensor uses
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +45,9 @@ class Arena:
         """A tensor in memory that no other living tensor uses; its contents are arbitrary."""
         size = math.prod(shape) * dtype.itemsize
         room = 1 << max(10, (size - 1).bit_length())  # powers of two, so that unequal results can share a place
-        for index, memory in enumerate(self._memory):
+        for index in range(len(self._memory)):
             # torch keeps a reference to the array for as long as any tensor or view of it lives
-            if memory.nbytes == room and sys.getrefcount(memory) == _IDLE:
+            if self._memory[index].nbytes == room and _references(self._memory, index) == _IDLE:
                 return self.tensor(Place(index, tuple(shape), dtype))
         self._memory.append(_aligned(room))
         return self.tensor(Place(len(self._memory) - 1, tuple(shape), dtype))
