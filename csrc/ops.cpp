@@ -10,7 +10,8 @@ namespace obole {
 
 namespace {
 
-constexpr int64_t kChunkBytes = 64 << 10;  // weights read in a chunk of a one-row product: a few microseconds
+// What a chunk of a product should amount to, about five microseconds by whichever takes longer: weights read, or products.
+constexpr int64_t kChunkBytes = 128 << 10, kChunkProducts = 1536 << 10;
 constexpr int64_t kPanelBytes = 512 << 10;  // activations of the rows done together: they stay in the second-level cache
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -55,7 +56,8 @@ void Ops::linear(const Packed& w, const float* x, int64_t x_row, int64_t rows, f
 
     const int64_t row_bytes = quantised ? groups * static_cast<int64_t>(sizeof(Group)) : inputs * 4;
     const int64_t panel = std::clamp<int64_t>(kPanelBytes / std::max<int64_t>(row_bytes, 1) / 8 * 8, 32, 256);
-    const int64_t panels = ceil_div(rows, panel), work = std::max<int64_t>(1, std::min(rows, panel) / 4);
+    const int64_t panels = ceil_div(rows, panel);
+    const int64_t block_products = std::max<int64_t>(1, std::min(rows, panel) * inputs * kColumns);
     struct Run {
         const Part* part;
         int64_t step, chunks;  // column blocks a chunk, chunks a panel
@@ -63,7 +65,9 @@ void Ops::linear(const Packed& w, const float* x, int64_t x_row, int64_t rows, f
     std::vector<Run> runs;
     int64_t chunks = 0;
     for (const Part& p : parts) {
-        const int64_t step = std::max<int64_t>(1, kChunkBytes / (std::max<int64_t>(p.block_bytes, 1) * work));
+        const int64_t step = std::clamp<int64_t>(
+            std::min(kChunkBytes / std::max<int64_t>(p.block_bytes, 1), kChunkProducts / block_products), 1,
+            std::max<int64_t>(1, w.outputs() / (kColumns * 4 * threads())));
         runs.push_back({&p, step, ceil_div(p.blocks, step)});
         chunks += runs.back().chunks;
     }

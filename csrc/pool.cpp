@@ -6,7 +6,7 @@ namespace obole {
 
 namespace {
 
-constexpr auto kSpin = std::chrono::microseconds(50);
+constexpr auto kSpin = std::chrono::microseconds(200);  // longer than what lies between two steps
 
 void relax() {
 #ifdef OBOLE_X86
@@ -18,8 +18,8 @@ uint32_t epoch_of(uint64_t ticket) { return static_cast<uint32_t>(ticket >> 32);
 
 }  // namespace
 
-Pool::Pool(int threads) {
-    for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
+Pool::Pool(int threads) : shares_(static_cast<size_t>(threads)) {
+    for (size_t i = 1; i < shares_.size(); ++i) workers_.emplace_back([this, i] { work(i); });
 }
 
 Pool::~Pool() {
@@ -31,14 +31,19 @@ Pool::~Pool() {
     for (auto& worker : workers_) worker.join();
 }
 
-bool Pool::take_one(uint32_t epoch) {
-    uint64_t ticket = ticket_.load();
-    do {
-        if (epoch_of(ticket) != epoch || static_cast<uint32_t>(ticket) == 0) return false;
-    } while (!ticket_.compare_exchange_weak(ticket, ticket - 1));
-    function_(context_, chunks_ - static_cast<uint32_t>(ticket));
-    unfinished_.fetch_sub(1);
-    return true;
+void Pool::take_part(size_t own, uint32_t epoch) {
+    int64_t done = 0;
+    for (size_t i = 0; i < shares_.size(); ++i) {
+        Share& share = shares_[(own + i) % shares_.size()];
+        uint64_t ticket = share.ticket.load();
+        while (epoch_of(ticket) == epoch && static_cast<uint32_t>(ticket) > 0) {
+            if (!share.ticket.compare_exchange_weak(ticket, ticket - 1)) continue;
+            function_(context_, share.first + share.count - static_cast<uint32_t>(ticket));
+            ++done;
+            ticket = share.ticket.load();
+        }
+    }
+    if (done) unfinished_.fetch_sub(done);
 }
 
 void Pool::run(int64_t n, Function function, void* context) {
@@ -49,26 +54,29 @@ void Pool::run(int64_t n, Function function, void* context) {
     }
     function_ = function;
     context_ = context;
-    chunks_ = n;
     unfinished_ = n;
-    const uint32_t epoch = epoch_of(ticket_.load()) + 1;
-    ticket_ = static_cast<uint64_t>(epoch) << 32 | static_cast<uint64_t>(n);
+    const auto threads = static_cast<int64_t>(shares_.size());
+    for (int64_t i = 0; i < threads; ++i) {
+        shares_[i].first = n * i / threads;
+        shares_[i].count = n * (i + 1) / threads - shares_[i].first;
+    }
+    const uint32_t epoch = epoch_of(shares_[0].ticket.load()) + 1;
+    for (Share& share : shares_) share.ticket = static_cast<uint64_t>(epoch) << 32 | static_cast<uint64_t>(share.count);
     if (sleeping_ > 0) {
         std::lock_guard guard(sleep_);  // a worker that is about to sleep has seen the ticket or hears the call
         wake_.notify_all();
     }
-    while (take_one(epoch)) {
-    }
+    take_part(0, epoch);
     for (int spins = 0; unfinished_ > 0; ++spins) {
         if (spins < 4096) relax();
         else std::this_thread::yield();  // the thread that holds the last chunk may need this processor
     }
 }
 
-void Pool::work() {
+void Pool::work(size_t own) {
     uint32_t done = 0;
     while (true) {
-        const auto fresh = [&] { return stop_ || epoch_of(ticket_) != done; };
+        const auto fresh = [&] { return stop_ || epoch_of(shares_[own].ticket) != done; };
         const auto deadline = std::chrono::steady_clock::now() + kSpin;
         while (!fresh()) {
             for (int i = 0; i < 16; ++i) relax();
@@ -79,9 +87,8 @@ void Pool::work() {
             --sleeping_;
         }
         if (stop_) return;
-        done = epoch_of(ticket_);
-        while (take_one(done)) {
-        }
+        done = epoch_of(shares_[own].ticket);
+        take_part(own, done);
     }
 }
 

@@ -11,8 +11,10 @@
 
 namespace obole {
 
-// Chunks are handed out one at a time, to the caller as well, which therefore never waits for a thread that has not
-// started: a busy neighbour costs at most the chunk it holds. Workers spin for a short while after a loop, then sleep.
+// Each thread has a share of the chunks and takes them one at a time, in order, from memory that is its own; who is done
+// goes on with the others' shares. So a busy neighbour costs at most the chunk it holds, the caller never waits for a
+// thread that has not started, and threads that are on time hardly touch each other's cache lines. Workers spin for a
+// short while after a loop, then sleep.
 class Pool {
 public:
     explicit Pool(int threads);
@@ -33,19 +35,24 @@ public:
 private:
     using Function = void (*)(void*, int64_t);
 
-    void run(int64_t n, Function function, void* context);
-    void work();
-    bool take_one(uint32_t epoch);
+    // Chunks [first, first + count) of a loop. `ticket` holds the loop's epoch (high half) and how many of them are not
+    // yet taken (low half). The rest is written before a new epoch is published, when no chunk of the old one is left;
+    // who has taken a chunk may read it until that is done.
+    struct alignas(64) Share {
+        std::atomic<uint64_t> ticket{0};
+        int64_t first = 0, count = 0;
+    };
 
-    // Epoch of the loop (high half) and chunks not yet taken (low half). The fields below are written before a new
-    // epoch is published, when no chunk of the old one is left; who has taken a chunk may read them until it is done.
-    std::atomic<uint64_t> ticket_{0};
+    void run(int64_t n, Function function, void* context);
+    void work(size_t own);
+    void take_part(size_t own, uint32_t epoch);
+
+    std::vector<Share> shares_;  // the caller's is the first
     Function function_ = nullptr;
     void* context_ = nullptr;
-    int64_t chunks_ = 0;
-    std::atomic<int64_t> unfinished_{0};
+    alignas(64) std::atomic<int64_t> unfinished_{0};
 
-    std::mutex busy_;  // held by the caller whose loop it is
+    alignas(64) std::mutex busy_;  // held by the caller whose loop it is
     std::mutex sleep_;
     std::condition_variable wake_;
     std::atomic<int> sleeping_{0};
