@@ -164,15 +164,23 @@ inline __attribute__((always_inline)) typename V::F weight16(const uint8_t* p) {
     if constexpr (K == Kind::BF16) return V::bf16(p);
 }
 
-template <class V, Kind K, int R>
-inline void product_rows_float(const uint8_t* w, int64_t inputs, const float* x, int64_t x_row, typename V::F (&acc)[R]) {
+// R rows of C column blocks, whose sums do not wait for each other: with one of each, every fma would wait for the last.
+template <class V, Kind K, int R, int C>
+inline void product_rows_float(const uint8_t* w, int64_t block_bytes, int64_t inputs, const float* x, int64_t x_row,
+                               typename V::F (&acc)[R * C]) {
     constexpr int bytes = K == Kind::F32 ? 64 : 32;
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) acc[r] = V::zero();
+#pragma GCC unroll 16
+    for (int i = 0; i < R * C; ++i) acc[i] = V::zero();
     for (int64_t k = 0; k < inputs; ++k, w += bytes) {
-        const auto weight = weight16<V, K>(w);
+        typename V::F weight[C];
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) acc[r] = V::fma(weight, V::set1(x[r * x_row + k]), acc[r]);
+        for (int c = 0; c < C; ++c) weight[c] = weight16<V, K>(w + c * block_bytes);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+            const auto input = V::set1(x[r * x_row + k]);
+#pragma GCC unroll 8
+            for (int c = 0; c < C; ++c) acc[r * C + c] = V::fma(weight[c], input, acc[r * C + c]);
+        }
     }
 }
 
@@ -185,37 +193,52 @@ struct Operands {
     int64_t out_row;
 };
 
-template <class V, Kind K, int R>
+// R rows of the C column blocks from `block` on; C is 1 for quantised kinds.
+template <class V, Kind K, int R, int C>
 void block_rows(const Operands& o, int64_t block, int64_t row) {
     const Part& p = o.part;
     const uint8_t* w = p.data + block * p.block_bytes;
-    typename V::F acc[R];
+    typename V::F acc[R * C];
     if constexpr (is_float(K)) {
-        product_rows_float<V, K, R>(w, p.inputs, o.x + row * o.x_row, o.x_row, acc);
+        product_rows_float<V, K, R, C>(w, p.block_bytes, p.inputs, o.x + row * o.x_row, o.x_row, acc);
     } else {
+        static_assert(C == 1);
         const int64_t groups = p.inputs / kGroup;
         product_rows<V, format_of(K), R>(w, groups, o.acts + row * groups, acc);
     }
-    const int64_t n = p.outputs - block * kColumns < kColumns ? p.outputs - block * kColumns : kColumns;
-    float* out = o.out + row * o.out_row + p.column + block * kColumns;
-    for (int r = 0; r < R; ++r, out += o.out_row) {
-        if (p.bias) acc[r] = V::add(acc[r], V::load(p.bias + block * kColumns));
-        if (n == kColumns) V::store(out, acc[r]);
-        else V::storen(out, acc[r], n);
+    for (int c = 0; c < C; ++c, ++block) {
+        const int64_t n = p.outputs - block * kColumns < kColumns ? p.outputs - block * kColumns : kColumns;
+        float* out = o.out + row * o.out_row + p.column + block * kColumns;
+        for (int r = 0; r < R; ++r, out += o.out_row) {
+            auto sum = acc[r * C + c];
+            if (p.bias) sum = V::add(sum, V::load(p.bias + block * kColumns));
+            if (n == kColumns) V::store(out, sum);
+            else V::storen(out, sum, n);
+        }
     }
+}
+
+template <class V, Kind K, int C>
+void blocks_all_rows(const Operands& o, int64_t block, int64_t rows) {
+    int64_t r = 0;
+    if constexpr (V::rows >= 8 * C)
+        for (; r + 8 <= rows; r += 8) block_rows<V, K, 8, C>(o, block, r);
+    if constexpr (V::rows >= 4 * C)
+        for (; r + 4 <= rows; r += 4) block_rows<V, K, 4, C>(o, block, r);
+    for (; r + 2 <= rows; r += 2) block_rows<V, K, 2, C>(o, block, r);
+    for (; r < rows; ++r) block_rows<V, K, 1, C>(o, block, r);
 }
 
 template <class V, Kind K>
 void product_kind(const Operands& o, int64_t first, int64_t last, int64_t rows) {
-    for (int64_t block = first; block < last; ++block) {
-        int64_t r = 0;
-        if constexpr (V::rows >= 8)
-            for (; r + 8 <= rows; r += 8) block_rows<V, K, 8>(o, block, r);
-        if constexpr (V::rows >= 4)
-            for (; r + 4 <= rows; r += 4) block_rows<V, K, 4>(o, block, r);
-        for (; r + 2 <= rows; r += 2) block_rows<V, K, 2>(o, block, r);
-        for (; r < rows; ++r) block_rows<V, K, 1>(o, block, r);
+    int64_t block = first;
+    if constexpr (is_float(K) && V::rows >= 8) {  // few rows: as many column blocks side by side as registers allow
+        if (rows < 4)
+            for (; block + 4 <= last; block += 4) blocks_all_rows<V, K, 4>(o, block, rows);
+        else if (rows < 8)
+            for (; block + 2 <= last; block += 2) blocks_all_rows<V, K, 2>(o, block, rows);
     }
+    for (; block < last; ++block) blocks_all_rows<V, K, 1>(o, block, rows);
 }
 
 template <class V>

@@ -16,6 +16,8 @@ from obole.weights.checkpoint import Checkpoint
 from obole.weights.dequantize import dequantize
 from obole.weights.kinds import row_bytes
 
+KEPT_BYTES = 32 << 20  # of the file, read and packed but not yet dropped: else it would be in memory twice
+
 Progress = Callable[[str, int, int], None]
 
 
@@ -25,6 +27,7 @@ class Loader:
     ops: Ops
     progress: Progress | None = None
     _done: int = 0
+    _dropped: int = 0
     _total: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -37,7 +40,11 @@ class Loader:
         """
         parts = [self._take(name) for name in names]
         biases = [self.array(name.removesuffix("weight") + "bias") if bias else None for name in names]
-        return self.ops.pack_linear(parts, biases)
+        packed = self.ops.pack_linear(parts, biases)
+        if self._done - self._dropped > KEPT_BYTES:
+            self.checkpoint.drop_pages()
+            self._dropped = self._done
+        return packed
 
     def vector(self, name: str) -> torch.Tensor:
         """A norm's weight as float32 (n,)."""

@@ -6,6 +6,7 @@ transformers, RoPE is half-split, and the weights of Gemma's norms already inclu
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,7 +26,7 @@ from obole.weights.gguf_config import config_from_gguf
 from obole.weights.hf_config import config_from_hf
 from obole.weights.kinds import row_bytes
 from obole.weights.layout import IGNORED_GGUF, IGNORED_HF, canonical_name, check_tensors
-from obole.weights.mapped import read_json
+from obole.weights.mapped import backing_map, read_json
 from obole.weights.safetensors import read_folder, shard_paths
 from obole.weights.verified import checked_digest
 
@@ -39,7 +40,7 @@ class Checkpoint:
 
     `tensors`: by Hugging Face names ("model.layers.0.self_attn.q_proj.weight"); "lm_head.weight" only where it is not
     tied to the embedding. `gguf_metadata`: for the tokenizer; None for a folder. `folder`: None for a GGUF file.
-    `files`: all that determines what the model computes.
+    `files`: all that determines what the model computes; `maps`: what of them is mapped into memory.
     """
 
     path: Path
@@ -48,6 +49,12 @@ class Checkpoint:
     gguf_metadata: Mapping[str, Any] | None
     folder: Path | None
     files: tuple[Path, ...]
+    maps: tuple[mmap.mmap, ...]
+
+    def drop_pages(self) -> None:
+        """Let go of what was read of the files so far: it stays in the system's cache, but is no longer our memory."""
+        for one in self.maps:
+            one.madvise(mmap.MADV_DONTNEED)
 
     @cached_property
     def nbytes(self) -> int:
@@ -89,7 +96,7 @@ def _open_gguf(path: Path) -> Checkpoint:
             heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}.get(name.split(".")[-2])
             if heads is not None:
                 tensors[name] = unpermuted(tensor, heads)
-    return Checkpoint(path, config, MappingProxyType(tensors), file.metadata, None, (path,))
+    return Checkpoint(path, config, MappingProxyType(tensors), file.metadata, None, (path,), _maps(file.tensors))
 
 
 def _open_folder(folder: Path) -> Checkpoint:
@@ -97,14 +104,20 @@ def _open_folder(folder: Path) -> Checkpoint:
         raise ModelError(f"{folder}: the folder holds no {CONFIG}; give a Hugging Face model folder or a .gguf file.")
     generation = read_json(folder / GENERATION) if (folder / GENERATION).exists() else {}
     config = config_from_hf(read_json(folder / CONFIG), generation, str(folder))
-    tensors = {name: tensor for name, tensor in read_folder(folder).items() if not IGNORED_HF.fullmatch(name)}
+    stored = read_folder(folder)
+    tensors = {name: tensor for name, tensor in stored.items() if not IGNORED_HF.fullmatch(name)}
     if config.tie_embeddings and "lm_head.weight" in tensors:
         _drop_tied_head(tensors, folder)
     check_tensors(config, tensors, str(folder))
     if config.architecture == "gemma3":
         tensors = {name: plus_one(t) if name.endswith("norm.weight") else t for name, t in tensors.items()}
     files = (folder / CONFIG, *shard_paths(folder))
-    return Checkpoint(folder, config, MappingProxyType(tensors), None, folder, files)
+    return Checkpoint(folder, config, MappingProxyType(tensors), None, folder, files, _maps(stored))
+
+
+def _maps(stored: Mapping[str, WeightTensor]) -> tuple[mmap.mmap, ...]:
+    found = (backing_map(tensor.data) for tensor in stored.values())
+    return tuple({id(one): one for one in found if one is not None}.values())
 
 
 def _drop_tied_head(tensors: dict[str, WeightTensor], folder: Path) -> None:

@@ -36,6 +36,14 @@ def map_file(path: Path) -> mmap.mmap:
         raise ModelError(f"{path}: cannot be read ({error}).") from None
 
 
+def backing_map(data: Any) -> mmap.mmap | None:
+    """The memory map that an array was cut from, if it was."""
+    owner = data
+    while owner is not None and not isinstance(owner, mmap.mmap):
+        owner = owner.obj if isinstance(owner, memoryview) else getattr(owner, "base", None)
+    return owner
+
+
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """For `json.loads(object_pairs_hook=...)`: raises `ValueError` for a key that occurs twice."""
     result = dict(pairs)
