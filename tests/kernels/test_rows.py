@@ -174,14 +174,6 @@ def test_all_instruction_sets_give_the_same_bits():
         assert all(same_bits(r, results[0]) for r in results)
 
 
-@pytest.mark.parametrize("ops", [ALL[0], REFERENCE], ids=["native", "reference"])
-def test_copy_blocks_reads_all_before_it_writes(ops):
-    pools = [torch.arange(5.0)[:, None].repeat(1, 3), torch.arange(5)[:, None].to(torch.bfloat16)]
-    ops.copy_blocks(pools, [(0, 1), (1, 2)])
-    assert pools[0][:, 0].tolist() == pools[1][:, 0].tolist() == [0, 0, 1, 3, 4]
-    ops.copy_blocks(pools, [])
-
-
 def test_wrong_shapes_are_refused():
     ops, x = ALL[0], torch.zeros(4, 32)
     calls = (

@@ -247,12 +247,6 @@ class NativeOps:
         self._ops.gumbel(seed & (1 << 64) - 1, position, address, n, out.data_ptr())
         return out
 
-    def copy_blocks(self, pools: Sequence[torch.Tensor], pairs: Sequence[tuple[int, int]]) -> None:
-        if pairs:
-            source, target = (torch.tensor(ids) for ids in zip(*pairs, strict=True))
-            for pool in pools:
-                pool[target] = pool[source]
-
     def _gated(self, silu: bool, gate_up: torch.Tensor) -> torch.Tensor:
         if gate_up.dim() != 2 or gate_up.dtype is not _F32 or gate_up.shape[1] % 2 or _scattered(gate_up):
             raise _bad("silu_mul and gelu_tanh_mul", "float32 rows (R, 2F)", gate_up)

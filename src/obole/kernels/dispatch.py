@@ -123,9 +123,6 @@ class Ops(Protocol):
         (id // 4, position low, position high, 0).
         """
 
-    def copy_blocks(self, pools: Sequence[torch.Tensor], pairs: Sequence[tuple[int, int]]) -> None:
-        """pool[to] = pool[from] for each (from, to); all are read before any is written."""
-
     def record(self, function: Callable[[], Outputs]) -> Recording:
         """Take down a function that does nothing but call ops, without branches on data, and views of their results.
 

@@ -133,12 +133,6 @@ class ReferenceOps:
         noise: torch.Tensor = torch.from_numpy(-np.log(-np.log(u))).float()
         return noise
 
-    def copy_blocks(self, pools: Sequence[torch.Tensor], pairs: Sequence[tuple[int, int]]) -> None:
-        for pool in pools:
-            read = [pool[source].clone() for source, _ in pairs]
-            for block, (_, target) in zip(read, pairs, strict=True):
-                pool[target] = block
-
 
 def _same(got: Sequence[int], wanted: Sequence[int], op: str) -> None:
     if tuple(got) != tuple(wanted):
