@@ -23,6 +23,9 @@ _BYTES_PER_CHARACTER = 12  # a character outside the basic plane, escaped as two
 class TemplateProcess:
     """Renders templates one at a time, in at most `seconds` each; a process that died is started again.
 
+    A process whose exchange was cut short (by Ctrl-C, say) still owes a reply, which belongs to nobody else: it is ended.
+    Should one be asked again all the same, the number of each request, which its reply repeats, tells.
+
     The text may be `growth` times as long as what goes in, and always 2**20 characters. Safe to use from several threads.
     """
 
@@ -30,6 +33,7 @@ class TemplateProcess:
         self._seconds = seconds
         self._growth = growth
         self._lock = threading.Lock()
+        self._number = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._finalizer: weakref.finalize[Any, Any] | None = None
 
@@ -39,11 +43,14 @@ class TemplateProcess:
         request: dict[str, Any] = {"template": template, "context": context, "seconds": self._seconds}
         size = len(template) + len(json.dumps(context, ensure_ascii=False))
         characters = request["characters"] = max(1 << 20, self._growth * size)
-        line = json.dumps(request).encode() + b"\n"
         with self._lock:
-            reply = self._exchange(line, characters * _BYTES_PER_CHARACTER)
+            try:
+                reply = self._exchange(request, characters * _BYTES_PER_CHARACTER)
+            except BaseException:
+                self._stop()
+                raise
         if "text" in reply:
-            return reply["text"]
+            return str(reply["text"])
         kind, message = reply.get("error"), reply.get("message")
         if kind == "raised":
             raise InvalidRequest("messages", f"The model's chat template refuses these messages: {message}")
@@ -57,15 +64,16 @@ class TemplateProcess:
         with self._lock:
             self._stop()
 
-    def _exchange(self, line: bytes, limit: int) -> dict[str, str]:
+    def _exchange(self, request: dict[str, Any], limit: int) -> dict[str, Any]:
         for _ in range(2):  # the process may have died since it was last used: that is not the template's doing
             fresh = self._process is None
             process = self._start() if self._process is None else self._process
+            self._number += 1
+            line = json.dumps(request | {"number": self._number}).encode() + b"\n"
             began = time.monotonic()
             answer = _ask(process, line, limit, self._seconds + _GRACE_SECONDS)
             if answer is not None:
-                reply: dict[str, str] = json.loads(answer)
-                return reply
+                return _reply(answer, self._number)
             self._stop()
             if time.monotonic() - began >= self._seconds * 0.9:
                 return {"error": "hostile", "message": f"it took more than {self._seconds:g} seconds"}
@@ -88,14 +96,21 @@ class TemplateProcess:
         self._process = process
         self._finalizer = weakref.finalize(self, _end, process)
         if _ask(process, b"", 16, _START_SECONDS) is None:
-            self._stop()
             raise ModelError("The process for chat templates did not start: check that jinja2 is installed and memory is free.")
         return process
 
     def _stop(self) -> None:
-        if self._finalizer is not None:
-            self._finalizer()
-        self._process = self._finalizer = None
+        finalizer, self._process, self._finalizer = self._finalizer, None, None  # first: this may be interrupted, too
+        if finalizer is not None:
+            finalizer()
+
+
+def _reply(answer: bytes, number: int) -> dict[str, Any]:
+    """The reply to request `number`. Raises `ModelError` if it is one to another."""
+    reply: dict[str, Any] = json.loads(answer)
+    if reply.get("number") != number:
+        raise ModelError("The process for chat templates gave a reply to another request; it is ended: ask again.")
+    return reply
 
 
 def _ask(process: subprocess.Popen[bytes], line: bytes, limit: int, seconds: float) -> bytes | None:
@@ -103,8 +118,8 @@ def _ask(process: subprocess.Popen[bytes], line: bytes, limit: int, seconds: flo
     assert process.stdin is not None
     assert process.stdout is not None
     timer = threading.Timer(seconds, process.kill)
-    timer.start()
     try:
+        timer.start()
         process.stdin.write(line)
         process.stdin.flush()
         answer = process.stdout.readline(limit)

@@ -2,8 +2,9 @@
 
 A template is a program out of a model file. The immutable sandbox of jinja2 keeps it away from Python's insides; the
 limits of a process bound what a sandbox cannot: memory, time, files. One JSON object per line in, one out:
-{"template", "context", "seconds", "characters"} -> {"text"} or {"error", "message"}, where error is "template" (does
-not compile), "hostile" (breaks a limit or the sandbox), "raised" (`raise_exception`) or "render".
+{"number", "template", "context", "seconds", "characters"} -> {"number", "text"} or {"number", "error", "message"}, where
+number is that of the request, and error is "template" (does not compile), "hostile" (breaks a limit or the sandbox),
+"raised" (`raise_exception`) or "render".
 """
 
 from __future__ import annotations
@@ -152,10 +153,11 @@ def main() -> None:
     for line in sys.stdin.buffer:
         request = json.loads(line)
         signal.setitimer(signal.ITIMER_REAL, request["seconds"])
+        number = {"number": request["number"]}
         try:
-            reply = json.dumps(answer(request, compile_template))
+            reply = json.dumps(number | answer(request, compile_template))
         except MemoryError:
-            reply = json.dumps({"error": "hostile", "message": "it needed too much memory"})
+            reply = json.dumps(number | {"error": "hostile", "message": "it needed too much memory"})
         signal.setitimer(signal.ITIMER_REAL, 0)
         sys.stdout.write(reply + "\n")
         sys.stdout.flush()
