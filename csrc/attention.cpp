@@ -1,6 +1,7 @@
 // Attention over whole batches: units of queries, each over its segments in order.
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <stdexcept>
 #include <vector>
 
@@ -98,17 +99,20 @@ void Ops::attention(const Attention& a, int64_t rows) {
         return;
     }
     // Too few units to keep the threads busy: one chunk for each segment, folded in the same order afterwards.
-    std::vector<float> partial(static_cast<size_t>(starts[n] * size));
+    int64_t items = 0;
+    for (const Unit& u : units) items = std::max(items, u.items);
+    const int64_t part = items * state_floats(a.head_dim);
+    const std::unique_ptr<float[]> partial(new float[static_cast<size_t>(starts[n] * part)]);
     pool_.run(starts[n], [&](int64_t i) {
         const int64_t unit = std::upper_bound(starts.begin(), starts.end(), i) - starts.begin() - 1;
         const int64_t segment = segments_of(a, units[unit]).first + i - starts[unit];
-        k_.attend_segment(a, units[unit], segment, partial.data() + i * size);
+        k_.attend_segment(a, units[unit], segment, partial.get() + i * part);
     });
     float* states = scratch(size);
     for (int64_t unit = 0; unit < n; ++unit) {
         const int64_t first = segments_of(a, units[unit]).first;
         for (int64_t i = starts[unit]; i < starts[unit + 1]; ++i)
-            fold(k_, a, units[unit], first + i - starts[unit], partial.data() + i * size, states);
+            fold(k_, a, units[unit], first + i - starts[unit], partial.get() + i * part, states);
         finish(k_, a, units[unit], states);
     }
 }

@@ -19,10 +19,17 @@ uint32_t epoch_of(uint64_t ticket) { return static_cast<uint32_t>(ticket >> 32);
 }  // namespace
 
 Pool::Pool(int threads) : shares_(static_cast<size_t>(threads)) {
-    for (size_t i = 1; i < shares_.size(); ++i) workers_.emplace_back([this, i] { work(i); });
+    try {
+        for (size_t i = 1; i < shares_.size(); ++i) workers_.emplace_back([this, i] { work(i); });
+    } catch (...) {  // the system has no more threads: those that run must end before they are forgotten
+        stop();
+        throw;
+    }
 }
 
-Pool::~Pool() {
+Pool::~Pool() { stop(); }
+
+void Pool::stop() {
     {
         std::lock_guard lock(sleep_);
         stop_ = true;

@@ -44,6 +44,7 @@ private:
     };
 
     void run(int64_t n, Function function, void* context);
+    void stop();
     void work(size_t own);
     void take_part(size_t own, uint32_t epoch);
 

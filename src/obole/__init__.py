@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from obole.errors import ConfigError, InvalidRequest, ModelError, OboleError
+from obole.types import SamplingParams
+
 if TYPE_CHECKING:
     from obole.engine.engine import Engine
-    from obole.types import SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["Engine", "SamplingParams", "__version__"]
+__all__ = ["ConfigError", "Engine", "InvalidRequest", "ModelError", "OboleError", "SamplingParams", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
@@ -18,8 +20,4 @@ def __getattr__(name: str) -> Any:
         from obole.engine.engine import Engine
 
         return Engine
-    if name == "SamplingParams":
-        from obole.types import SamplingParams
-
-        return SamplingParams
     raise AttributeError(f"module 'obole' has no attribute {name!r}")

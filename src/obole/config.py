@@ -9,6 +9,7 @@ from typing import Any
 
 from obole.errors import ConfigError
 
+MAX_POSITIONS = 1 << 24  # of a context: tables for more would not fit, and no model has them
 BLOCK_SIZE = 16  # tokens in a KV block, and lanes in an AVX-512 register of floats: one block fills one register
 
 
@@ -66,11 +67,27 @@ class ModelConfig:
     eos_ids: tuple[int, ...] = ()
 
 
+def _count(name: str, value: object, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise ConfigError(f"{name} must be a whole number from 1 to {most}, not {value!r}.")
+
+
+def _choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{name} must be one of {', '.join(allowed)}, not {value!r}.")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
     max_batch_tokens: int = 512  # rows in one step: bounds the time between two tokens of those who decode
     max_sequences: int = 256  # running at once
     prefix_cache: bool = True
+
+    def __post_init__(self) -> None:
+        _count("max_batch_tokens", self.max_batch_tokens, 1 << 20)
+        _count("max_sequences", self.max_sequences, 1 << 20)
+        if not isinstance(self.prefix_cache, bool):
+            raise ConfigError(f"prefix_cache must be true or false, not {self.prefix_cache!r}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,18 +102,10 @@ class EngineConfig:
     def __post_init__(self) -> None:
         _choice("kv_dtype", self.kv_dtype, ("auto", "float32", "bfloat16"))
         _choice("kernels", self.kernels, ("auto", "native", "reference"))
-        for name in ("kv_device", "max_context", "threads"):
+        for name, most in (("kv_device", 1 << 50), ("max_context", MAX_POSITIONS), ("threads", 1024)):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}.")
-        for name in ("max_batch_tokens", "max_sequences"):
-            if getattr(self.scheduler, name) < 1:
-                raise ConfigError(f"{name} must be at least 1.")
-
-
-def _choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ConfigError(f"{name} must be one of {', '.join(allowed)}, not {value!r}.")
+            if value is not None:
+                _count(name, value, most)
 
 
 def engine_config(settings: Mapping[str, Any]) -> EngineConfig:

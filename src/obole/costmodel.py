@@ -17,6 +17,9 @@ def kv_bytes_read(start: int, rows: int, layers: tuple[tuple[int | None, int], .
     return sum(visible_tokens(start, rows, window) * bytes_per_token for window, bytes_per_token in layers)
 
 
-def weight_bytes_read(rows: int, logit_rows: int, layer_bytes: int, head_bytes: int, embedding_row_bytes: int) -> int:
-    """Bytes of weights that one pass over `rows` rows reads: the layers once, the head if any row wants logits."""
-    return layer_bytes + rows * embedding_row_bytes + (head_bytes if logit_rows else 0)
+def weight_bytes_read(rows: int, heads: int, layer_bytes: int, head_bytes: int, embedding_row_bytes: int) -> int:
+    """Bytes of weights that one pass over `rows` rows reads: those of each product once, the head's `heads` times.
+
+    A product of more rows than fit the cache reads its weights again for every few dozen rows; that is not counted.
+    """
+    return layer_bytes + rows * embedding_row_bytes + heads * head_bytes

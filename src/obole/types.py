@@ -90,10 +90,10 @@ class SamplingParams:
         if not isinstance(self.ignore_eos, bool):
             raise InvalidRequest("ignore_eos", "ignore_eos must be true or false.")
         stop: object = self.stop  # a single string is what most callers have
-        object.__setattr__(self, "stop", (stop,) if isinstance(stop, str) else tuple(self.stop))
+        object.__setattr__(self, "stop", (stop,) if isinstance(stop, str) else _items("stop", stop))
         if len(self.stop) > MAX_STOPS or not all(isinstance(s, str) and s for s in self.stop):
             raise InvalidRequest("stop", f"stop must be at most {MAX_STOPS} strings, none of them empty.")
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "stop_token_ids", _items("stop_token_ids", self.stop_token_ids))
         for token in self.stop_token_ids:
             _integer("stop_token_ids", token, 0, 2**31 - 1)
         if not isinstance(self.logit_bias, Mapping):
@@ -104,6 +104,12 @@ class SamplingParams:
         object.__setattr__(self, "logit_bias", MappingProxyType(dict(self.logit_bias)))
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest("min_tokens", f"min_tokens ({self.min_tokens}) is more than max_tokens ({self.max_tokens}).")
+
+
+def _items(name: str, value: object) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple | set | frozenset):
+        raise InvalidRequest(name, f"{name} must be a list, not {type(value).__name__}.")
+    return tuple(value)
 
 
 def _integer(name: str, value: object, low: int, high: int, *, optional: bool = False) -> None:
@@ -204,6 +210,7 @@ class Tally:
     first_token: float | None = None
     finished: float | None = None
     cached: int = -1  # prompt tokens found in the cache when first scheduled; -1: not yet scheduled
+    unread: int = 0  # prompt tokens that were never computed, because the request was cancelled
     recomputed: int = 0  # tokens computed again after preemption
     preemptions: int = 0
     passes: int = 0
@@ -215,13 +222,15 @@ class Tally:
 class Receipt:
     """Where the tokens of one answer came from, what was read from memory for them, and how long it took.
 
-    Sums: cached_tokens + computed_tokens = prompt_tokens; sum(sources) = output_tokens; queued + prefill + decode =
-    total seconds. `weight_bytes` is this answer's share, by rows, of what its forward passes read.
+    Sums: cached_tokens + computed_tokens + unread_tokens = prompt_tokens, unread being those that a cancelled request never
+    came to; sum(sources) = output_tokens; queued + prefill + decode = total seconds. `weight_bytes` is this answer's share,
+    by rows, of what its forward passes read.
     """
 
     prompt_tokens: int
     cached_tokens: int
     computed_tokens: int
+    unread_tokens: int
     output_tokens: int
     sources: Mapping[str, int]
     forward_passes: int

@@ -48,6 +48,7 @@ def receipt(tokens: int) -> Receipt:
         prompt_tokens=12,
         cached_tokens=8,
         computed_tokens=4,
+        unread_tokens=0,
         output_tokens=tokens,
         sources={"model": tokens},
         forward_passes=tokens + 1,
@@ -102,6 +103,9 @@ class FakeStream:
     def close(self) -> None:
         self.cancelled |= self.result is None
 
+    def cancel(self) -> None:
+        self.close()
+
     def __enter__(self) -> FakeStream:
         return self
 
@@ -120,7 +124,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
             progress("reading", 1, 2)
             script.opened.append((model, {"revision": revision, **settings}))
             script.load()
-            self.info, self.max_context = INFO, INFO.max_context
+            self.info, self.max_context, self.max_scored = INFO, INFO.max_context, INFO.max_context
             self.tokenizer, self.has_chat_template = script.tokenizer, script.has_chat_template
 
         def stream(self, prompt: Any, params: SamplingParams) -> FakeStream:

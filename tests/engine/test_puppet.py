@@ -9,7 +9,7 @@ import pytest
 
 from fakes.checkpoints import byte_vocabulary, chain, table_logits, write_puppet
 from obole import Engine, SamplingParams
-from obole.errors import InvalidRequest
+from obole.errors import InvalidRequest, ModelError
 from obole.types import FinishReason
 
 VOCAB = len(byte_vocabulary())
@@ -235,7 +235,62 @@ def test_closing_a_stream_cancels_and_keeps_what_there_is(tmp_path):  # B31
 def test_a_stream_never_read_holds_nothing(tmp_path):
     engine = puppet(tmp_path, ALPHABET)
     engine.stream([START])  # dropped at once
+    engine.generate([START])
     assert not engine._scheduler.has_work
+    engine._scheduler.check()
+
+
+def test_cancelling_from_anywhere_takes_effect_before_the_next_step(tmp_path):
+    engine = puppet(tmp_path, ALPHABET)
+    stream = engine.stream([START])
+    next(stream)
+    stream.cancel()
+    assert [d.finish_reason for d in stream] == [FinishReason.CANCELLED]
+    assert stream.result.text == "A"
+
+
+def test_a_closed_engine_refuses(tmp_path):
+    engine = puppet(tmp_path, b"ok")
+    engine.close()
+    with pytest.raises(InvalidRequest, match="closed"):
+        engine.generate([START])
+
+
+@pytest.mark.parametrize("tenant", [None, 1, {1}, b"x"])
+def test_a_tenant_is_text(tmp_path, tenant):
+    with pytest.raises(InvalidRequest) as error:
+        puppet(tmp_path, b"ok").generate([START], tenant=tenant)
+    assert error.value.field == "tenant"
+
+
+def test_min_tokens_that_cannot_be_reached_are_refused(tmp_path):
+    with pytest.raises(InvalidRequest) as error:
+        puppet(tmp_path, b"ok", max_context=64).generate([START], SamplingParams(min_tokens=10**9))
+    assert error.value.field == "min_tokens"
+
+
+def test_a_cancelled_prompt_is_charged_for_what_was_read(tmp_path):
+    engine = puppet(tmp_path, ALPHABET, max_batch_tokens=32)
+    stream = engine.stream([*[5] * 99, START])
+    engine._step()
+    stream.close()
+    bill = stream.result.receipt
+    assert (bill.cached_tokens, bill.computed_tokens, bill.unread_tokens, bill.forward_passes) == (0, 32, 68, 1)
+
+
+def test_weights_that_yield_no_numbers_are_said_so(tmp_path):
+    logits = table_logits(chain([START, 1, 2], VOCAB, END))
+    logits[1] = float("nan")
+    engine = Engine(write_puppet(tmp_path / "nan.gguf", logits))
+    with pytest.raises(ModelError, match="damaged"):
+        engine.generate([START])
+    assert not engine._scheduler.has_work
+
+
+def test_bytes_are_not_token_ids(tmp_path):
+    for prompt in (b"hello", bytearray(b"hello"), [b"hello"]):
+        with pytest.raises(InvalidRequest):
+            puppet(tmp_path, b"ok").generate(prompt)
 
 
 @pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
@@ -263,7 +318,7 @@ def test_receipts_add_up(tmp_path):  # invariant 7
     for result in engine.generate(prompts, SamplingParams(n=2, seed=1)):
         for choice in result.choices:
             r = choice.receipt
-            assert r.cached_tokens + r.computed_tokens == r.prompt_tokens == len(result.prompt_ids)
+            assert r.cached_tokens + r.computed_tokens + r.unread_tokens == r.prompt_tokens == len(result.prompt_ids)
             assert sum(r.sources.values()) == r.output_tokens == len(choice.token_ids)
             assert r.queued_seconds + r.prefill_seconds + r.decode_seconds == pytest.approx(r.total_seconds, abs=1e-12)
             assert min(r.queued_seconds, r.prefill_seconds, r.decode_seconds) >= 0

@@ -105,7 +105,13 @@ def test_penalties_see_what_they_should():
     assert pick([-1.0, -1.5], repeat, history=[0], prompt_len=1) == 1  # a penalty never helps a negative logit
 
 
-@pytest.mark.parametrize("penalty", [1e-9, 1e9])
+def test_a_penalty_beyond_float32_leaves_zero_logits_alone():
+    params = SamplingParams(repetition_penalty=1e39)
+    assert pick([0.0, 0.0, 0.0, 1.0], params, history=[1, 2], prompt_len=1) == 3
+    assert pick([0.0, -1.0, 0.5], SamplingParams(repetition_penalty=1e-46), history=[1, 2], prompt_len=1) == 2
+
+
+@pytest.mark.parametrize("penalty", [1e-300, 1e-46, 1e-9, 1e9, 1e39, 1e300])
 def test_extreme_repetition_penalties_stay_finite(penalty):
     params = SamplingParams(repetition_penalty=penalty, temperature=1.0)
     assert 0 <= pick([1e38, -1e38, 1.0], params, history=[0, 1], prompt_len=1) < 3
@@ -149,6 +155,10 @@ def test_the_whole_grid_of_valid_edges_yields_a_token(values):
         ("logit_bias", [1]),
         ("stop", [""]),
         ("stop", [1]),
+        ("stop", None),
+        ("stop", 5),
+        ("stop_token_ids", 5),
+        ("stop_token_ids", None),
         ("stop_token_ids", [-1]),
         ("stop_token_ids", [True]),
         ("n", 0),

@@ -48,6 +48,9 @@ def test_a_hundred_random_requests(tiny_engine, arch, blocks):
         (expected,) = calm.generate(prompt, params)
         choice = stream.result.choices[0]
         preemptions += choice.receipt.preemptions
+        bill = choice.receipt
+        assert bill.cached_tokens + bill.computed_tokens + bill.unread_tokens == bill.prompt_tokens == len(prompt)
+        assert bill.unread_tokens == 0 or choice.finish_reason is FinishReason.CANCELLED
         if choice.finish_reason is FinishReason.CANCELLED:
             assert give_up_after is not None
             assert choice.token_ids == expected.token_ids[: len(choice.token_ids)]

@@ -208,7 +208,7 @@ def check_logprobs(seq: Sequence) -> None:
 
 def check_receipt(seq: Sequence) -> None:
     bill = receipt(seq)
-    assert bill.cached_tokens + bill.computed_tokens == bill.prompt_tokens == len(seq.request.prompt_ids)
+    assert bill.cached_tokens + bill.computed_tokens + bill.unread_tokens == bill.prompt_tokens == len(seq.request.prompt_ids)
     assert 0 <= bill.cached_tokens < bill.prompt_tokens
     assert sum(bill.sources.values()) == bill.output_tokens == len(seq.output_ids)
     assert bill.queued_seconds + bill.prefill_seconds + bill.decode_seconds == bill.total_seconds

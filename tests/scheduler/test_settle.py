@@ -170,7 +170,7 @@ def test_the_receipt_of_what_was_cancelled():
     assert (bill.queued_seconds, bill.prefill_seconds, bill.decode_seconds, bill.total_seconds) == (1.0, 0.5, 2.5, 4.0)
     for seq in (queued, running):
         bill = receipt(seq)
-        assert bill.cached_tokens + bill.computed_tokens == bill.prompt_tokens == 40
+        assert bill.cached_tokens + bill.computed_tokens + bill.unread_tokens == bill.prompt_tokens == 40
 
 
 def test_no_receipt_before_the_end():

@@ -262,6 +262,10 @@ class KVCacheManager:
         seq.num_registered = 0
         seq.num_computed = 0
 
+    def reset(self) -> None:
+        """Forget everything, held blocks included: for when the books cannot be trusted. Nobody may own blocks afterwards."""
+        self.ledger = BlockLedger(self.ledger.num_blocks)
+
     # -- books ------------------------------------------------------------------------------------------------------------
 
     def usage(self) -> Usage:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+MAX_GROUPS = 8
+
 
 class StateKind(Enum):
     FULL = "full"  # keys and values of every token
@@ -40,8 +42,9 @@ class CacheGroup:
 
 
 def group_layers(spec: CacheSpec) -> tuple[CacheGroup, ...]:
-    """Split layers into groups of equal size, so that a block of one group fits any other.
+    """Split layers into at most 8 groups of equal size (the last of a kind may be smaller), so that a block fits any.
 
+    The smaller the groups, the less of a block is left unused; the more there are, the more tables each sequence has.
     Gemma 3 with 26 layers (4 full, 22 sliding) becomes one full group of 4 and six sliding ones of at most 4.
     All layers must agree in heads and head size; full groups come first.
     """
@@ -49,6 +52,8 @@ def group_layers(spec: CacheSpec) -> tuple[CacheGroup, ...]:
     for i, layer in enumerate(spec.layers):
         by_kind.setdefault((layer.kind, layer.window), []).append(i)
     size = min(len(layers) for layers in by_kind.values())
+    while sum(-(-len(layers) // size) for layers in by_kind.values()) > max(MAX_GROUPS, len(by_kind)):
+        size += 1
     groups = [
         CacheGroup(kind, window, tuple(layers[i : i + size]))
         for (kind, window), layers in by_kind.items()

@@ -44,48 +44,39 @@ def read_text(path: Path, field_name: str) -> str:
 
 
 @contextmanager
-def interrupts(at_once: Callable[[], bool]) -> Iterator[Callable[[], bool]]:
-    """Within, Ctrl-C is only noted (the function yielded tells), so that the engine can finish its step.
-
-    It raises `KeyboardInterrupt` at once the second time, or if `at_once()`.
-    """
+def interrupts(cancel: Callable[[], None]) -> Iterator[None]:
+    """Within, the first Ctrl-C calls `cancel`, so that the engine can finish its step; the second raises at once."""
     pressed = False
 
-    def note_it(_signal: int, _frame: object) -> None:
+    def on_signal(_signal: int, _frame: object) -> None:
         nonlocal pressed
-        if pressed or at_once():
+        if pressed:
             raise KeyboardInterrupt
         pressed = True
+        cancel()
 
     previous = signal.getsignal(signal.SIGINT)
     if previous is signal.SIG_IGN:  # started in the background: Ctrl-C is for somebody else
-        yield lambda: False
+        yield
         return
-    signal.signal(signal.SIGINT, note_it)
+    signal.signal(signal.SIGINT, on_signal)
     try:
-        yield lambda: pressed
+        yield
     finally:
         signal.signal(signal.SIGINT, previous)
 
 
 def ask(engine: Engine, prompt: Prompt, params: SamplingParams, show: Callable[[Delta], None]) -> Result:
-    """Stream an answer, calling `show` for every delta, to its end or until Ctrl-C; the result then says "cancelled".
-
-    While the prompt is being read there are no deltas to wait for, so Ctrl-C breaks into the step.
-    """
-    answering = False
+    """Stream an answer, calling `show` for every delta, to its end or until Ctrl-C; the result then says "cancelled"."""
     with engine.stream(prompt, params) as stream:
         try:
-            with spinner("reading the prompt") as arrived, interrupts(at_once=lambda: not answering) as pressed:
+            with spinner("reading the prompt") as arrived, interrupts(stream.cancel):
                 for delta in stream:
-                    answering = True
                     arrived()
                     show(delta)
-                    if pressed():
-                        stream.close()  # the loop goes on to the deltas that say so
         except KeyboardInterrupt:
             stream.close()
-            for delta in stream:
+            for delta in stream:  # those that say so
                 show(delta)
     assert stream.result is not None  # a stream that has ended or been closed has one
     return stream.result

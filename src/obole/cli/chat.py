@@ -80,6 +80,8 @@ class Chat:
             except OboleError as error:
                 self.failed = True
                 report(error, as_json=self.as_json)
+            except KeyboardInterrupt:  # before the answer had begun, or a second time during it
+                note("Cancelled. The message is not kept, the conversation is.")
 
     def take(self, line: str) -> bool:
         """Carry out a command or answer a message; False to leave."""

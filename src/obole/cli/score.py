@@ -12,6 +12,7 @@ from obole.cli.answering import open_engine, read_text
 from obole.cli.failures import guarded
 from obole.cli.options import MODEL_HELP, JsonFlag, Revision, with_options
 from obole.cli.terminal import print_json, progress_bar
+from obole.engine.results import perplexity_of
 from obole.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 def score_windows(engine: Engine, token_ids: list[int]) -> list[float]:
     """Natural log-probabilities of all tokens but the first of each window of the length of the context."""
-    width = engine.max_context
+    width = engine.max_scored
     logprobs: list[float] = []
     with progress_bar() as report:
         for start in range(0, len(token_ids) - 1, width):  # a last window of one token would score nothing
@@ -54,7 +55,7 @@ def score(
     if not logprobs:
         raise InvalidRequest("file", f"{file} has {len(token_ids)} tokens; scoring takes at least 2.")
     nll = -math.fsum(logprobs) / len(logprobs)
-    perplexity = math.exp(nll) if nll < 700 else math.inf
+    perplexity = perplexity_of(nll)
     if as_json:
         print_json({"tokens": len(token_ids), "scored_tokens": len(logprobs), "nll": nll, "perplexity": perplexity})
     else:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import psutil
 import torch
 
 from obole.cache.managers import KVCacheManager
@@ -17,6 +15,7 @@ from obole.cache.pool import KVPool
 from obole.cache.prefix import Value
 from obole.cache.spec import group_layers
 from obole.config import BLOCK_SIZE, EngineConfig
+from obole.engine.machine import available_memory, total_memory, usable_processors
 from obole.engine.results import EngineInfo
 from obole.engine.runner import Runner
 from obole.engine.steps import Steps
@@ -37,6 +36,7 @@ from obole.weights.store import models_dir
 Progress: TypeAlias = Callable[[str, int, int], None]  # (stage, done, total); a total of 0 is unknown
 
 FREE_MEMORY_SHARE = 0.5  # of what is available after the weights are loaded; pages are taken as they are first written
+MAX_BLOCKS = (1 << 31) // BLOCK_SIZE - 1  # slots are 32-bit numbers
 CONTEXTS = 64  # full contexts beyond which a larger pool would serve nobody on one machine
 
 
@@ -57,14 +57,13 @@ def assemble(model: str, revision: str | None, config: EngineConfig, progress: P
     torch.set_num_threads(1)  # the kernels have their own pool; a second one would fight over the same cores
     checkpoint = open_checkpoint(resolve(model, revision, progress))
     tokenizer, template = load_text(checkpoint)
-    ops = load_ops(config.kernels, config.threads or len(os.sched_getaffinity(0)))
+    ops = load_ops(config.kernels, config.threads or usable_processors())
     context = pick_context(checkpoint, config)
-    built = build_model(Loader(checkpoint, ops, progress), context)
     spec = cache_spec(checkpoint.config)
     groups = group_layers(spec)
     dtype = pick_kv_dtype(checkpoint, config)
     block_bytes = KVPool.bytes_per_block(spec, groups, dtype)
-    pool = KVPool(spec, groups, pick_num_blocks(config, block_bytes, len(groups), context), dtype)
+    pool = KVPool(spec, groups, pick_num_blocks(config, block_bytes, len(groups), context, checkpoint.nbytes), dtype)
     digest = checkpoint.digest.hex()
     identity: dict[str, Value] = {
         "weights": digest,
@@ -75,6 +74,7 @@ def assemble(model: str, revision: str | None, config: EngineConfig, progress: P
     chunk = config.scheduler.max_batch_tokens
     manager = KVCacheManager(groups, pool.num_blocks, identity, prefix_cache=config.scheduler.prefix_cache, chunk=chunk)
     scheduler = Scheduler(config.scheduler, manager, context)
+    built = build_model(Loader(checkpoint, ops, progress), context, scheduler.max_length)
     per_layer = 2 * dtype.itemsize
     kv_layers = tuple((x.window, x.kv_heads * x.head_dim * per_layer) for x in spec.layers)
     info = EngineInfo(
@@ -118,7 +118,7 @@ def pick_context(checkpoint: Checkpoint, config: EngineConfig) -> int:
     """Positions to serve: what the model was made for, or fewer or, with a scaled position embedding, more if asked."""
     limit = context_limit(checkpoint.config)
     if config.max_context is None:
-        return checkpoint.config.max_position
+        return min(checkpoint.config.max_position, limit)
     if config.max_context > limit:
         raise ConfigError(f"max_context {config.max_context} is beyond this model's {limit} positions: ask for less.")
     return config.max_context
@@ -131,20 +131,27 @@ def pick_kv_dtype(checkpoint: Checkpoint, config: EngineConfig) -> torch.dtype:
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.kv_dtype]
 
 
-def pick_num_blocks(config: EngineConfig, block_bytes: int, num_groups: int, context: int) -> int:
-    """Blocks in the pool: what --kv-device holds, else half of the free memory, but no more than 64 full contexts."""
+def pick_num_blocks(config: EngineConfig, block_bytes: int, num_groups: int, context: int, weight_bytes: int) -> int:
+    """Blocks in the pool: what --kv-device holds, else half of what the weights leave free, at most 64 full contexts."""
     smallest = 2 * num_groups  # two blocks in each group: room for a prompt of one token and its continuation
     if config.kv_device is not None:
         blocks = config.kv_device // block_bytes
         if blocks < smallest:
             need = smallest * block_bytes
             raise ConfigError(f"A KV pool of {config.kv_device} bytes is too small: this model needs at least {need} bytes.")
-        return blocks
-    available = int(psutil.virtual_memory().available * FREE_MEMORY_SHARE)
+        if config.kv_device > total_memory():
+            raise ConfigError(
+                f"A KV pool of {config.kv_device} bytes is more than the machine's memory ({total_memory()} bytes): "
+                "set kv_device to less."
+            )
+        return min(blocks, MAX_BLOCKS)
+    available = int((available_memory() - weight_bytes) * FREE_MEMORY_SHARE)
     most = CONTEXTS * num_groups * -(-context // BLOCK_SIZE)
-    blocks = min(available // block_bytes, most)
+    blocks = min(available // block_bytes, most, MAX_BLOCKS)
     if blocks < smallest:
-        raise ConfigError(f"There is not enough free memory for a KV pool ({available} bytes): free some or set kv_device.")
+        raise ConfigError(
+            f"There is not enough free memory for a KV pool ({max(available, 0)} bytes): free some or set kv_device."
+        )
     return blocks
 
 

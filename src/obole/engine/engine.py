@@ -61,6 +61,8 @@ class Engine:
         self._vocab_size = parts.vocab_size
         self._eos_ids = parts.eos_ids
         self._live: dict[str, _Live] = {}
+        self._unwanted: deque[str] = deque()  # requests to cancel before the next step, from whatever thread or handler
+        self._closed = False
         self._numbers = itertools.count(1)
         self._clock: Callable[[], float] = time.perf_counter
 
@@ -68,6 +70,11 @@ class Engine:
     def max_context(self) -> int:
         """Tokens of prompt and output that one sequence can have, by the model's context and the size of the KV pool."""
         return self._scheduler.max_length
+
+    @property
+    def max_scored(self) -> int:
+        """Tokens that `score` takes at once: all are computed, while the newest token of an answer is not."""
+        return self._scheduler.max_prompt
 
     @property
     def has_chat_template(self) -> bool:
@@ -88,8 +95,10 @@ class Engine:
         split = split_prompts(prompts)
         if params is None or isinstance(params, SamplingParams):
             each = [params or SamplingParams()] * len(split)
-        else:
+        elif isinstance(params, list | tuple):
             each = list(params)
+        else:
+            raise InvalidRequest("params", f"params must be SamplingParams or a list of them, not {type(params).__name__}.")
         if len(each) != len(split):
             raise InvalidRequest("params", f"There are {len(split)} prompts but {len(each)} params.")
         live: list[_Live] = []
@@ -127,7 +136,8 @@ class Engine:
         ]
 
     def close(self) -> None:
-        """Cancel what is running and stop the helper processes. The engine cannot be used afterwards."""
+        """Cancel what is running and stop the helper processes. Requests are refused afterwards."""
+        self._closed = True
         for live in list(self._live.values()):
             self._drop(live)
         if self._template is not None:
@@ -143,6 +153,12 @@ class Engine:
         return prompt_ids(prompt, self.tokenizer, self._template, self._vocab_size)
 
     def _submit(self, ids: tuple[int, ...], params: SamplingParams, tenant: str) -> _Live:
+        if self._closed:
+            raise InvalidRequest("engine", "This engine was closed: open another one.")
+        if not isinstance(tenant, str):
+            raise InvalidRequest("tenant", f"tenant must be text, not {type(tenant).__name__}.")
+        if not isinstance(params, SamplingParams):
+            raise InvalidRequest("params", f"params must be SamplingParams, not {type(params).__name__}.")
         check_params(params, self._vocab_size, self.tokenizer is not None)
         now = self._clock()
         seed = secrets.randbits(63) if params.seed is None else params.seed
@@ -168,17 +184,34 @@ class Engine:
         return Sequence(request, index, choice_seed(request.seed, index), max_len, text)
 
     def _step(self) -> None:
-        plan = self._scheduler.plan(self._clock())
-        if plan is None:
-            return
         try:
-            result = self._runner.run(plan)
-        except BaseException:  # also Ctrl-C: the requests of this step are over, all others go on
-            for event in self._scheduler.abandon(plan, self._clock()):
+            while self._unwanted:
+                if (live := self._live.get(self._unwanted.popleft())) is not None:
+                    self._drop(live)
+            plan = self._scheduler.plan(self._clock())
+            if plan is None:
+                return
+            try:
+                result = self._runner.run(plan)
+            except BaseException:  # also Ctrl-C: the requests of this step are over, all others go on
+                for event in self._scheduler.abandon(plan, self._clock()):
+                    self._deliver(event)
+                raise
+            for event in self._scheduler.settle(plan, result, self._clock()):
                 self._deliver(event)
+        except BaseException:
+            self._recover()
             raise
-        for event in self._scheduler.settle(plan, result, self._clock()):
-            self._deliver(event)
+
+    def _recover(self) -> None:
+        """After an exception: whatever the scheduler no longer knows must not be waited for."""
+        repaired = self._scheduler.repair(self._clock())
+        for live in self._live.values():
+            over = repaired or all(s.finish_reason is not None for s in live.sequences)
+            if live.unfinished and over:
+                live.unfinished = 0
+                live.result = self._result_of(live)
+                live.deltas.append(Delta(0, "", (), live.result.finish_reason, live.result))
 
     def _deliver(self, event: Event) -> None:
         sequence = event.sequence
@@ -221,7 +254,7 @@ class Engine:
 
 
 class Stream(Iterator[Delta]):
-    """The deltas of one request. `close()` cancels it; `result` is what there is, complete or cancelled."""
+    """The deltas of one request. `close()` or `cancel()` ends it; `result` is what there is, complete or cancelled."""
 
     def __init__(self, engine: Engine, live: _Live) -> None:
         self._engine = engine
@@ -242,7 +275,12 @@ class Stream(Iterator[Delta]):
         return self._live.result
 
     def close(self) -> None:
+        """End the request now. Deltas that say so, and those not yet taken, can still be read."""
         self._engine._drop(self._live)
+
+    def cancel(self) -> None:
+        """End the request before the next step. Unlike `close`, for signal handlers and other threads."""
+        self._engine._unwanted.append(self._live.request.id)
 
     def __enter__(self) -> Stream:
         return self
@@ -250,5 +288,6 @@ class Stream(Iterator[Delta]):
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        self.close()
+    def __del__(self) -> None:  # runs anywhere, even in the middle of a step
+        if self._live.unfinished:
+            self.cancel()

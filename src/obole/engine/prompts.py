@@ -16,7 +16,7 @@ Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
 
 def split_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or several: a string, a list of numbers and a list of messages are one; any other list holds prompts."""
-    if isinstance(prompts, str) or not isinstance(prompts, Sequence):
+    if isinstance(prompts, str | bytes | bytearray | memoryview) or not isinstance(prompts, Sequence):
         return [cast(Prompt, prompts)]
     if prompts and all(_is_number(p) for p in prompts):
         return [cast(Prompt, prompts)]
@@ -31,7 +31,7 @@ def prompt_ids(prompt: Prompt, tokenizer: Tokenizer | None, template: ChatTempla
         if tokenizer is None:
             raise InvalidRequest("prompt", "This model has no tokenizer: give token ids instead of text.")
         ids = tokenizer.encode(prompt, special=True, bos=True)
-    elif not isinstance(prompt, Sequence):
+    elif not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray | memoryview):
         raise InvalidRequest("prompt", f"A prompt is text, token ids or chat messages, not {type(prompt).__name__}.")
     elif any(isinstance(p, Mapping) for p in prompt):
         if template is None:

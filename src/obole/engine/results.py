@@ -121,7 +121,12 @@ class Score:
 
     @property
     def perplexity(self) -> float:
-        return math.exp(self.nll)
+        return perplexity_of(self.nll)
+
+
+def perplexity_of(nll: float) -> float:
+    """exp(nll); infinite where that is beyond a float."""
+    return math.exp(nll) if nll < 709 else math.inf
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,7 @@ from obole.costmodel import kv_bytes_read, weight_bytes_read
 from obole.engine.batch import LogitRow, build_batch, logit_rows
 from obole.engine.sampler import Floats, Ints, choose, is_plain_greedy, token_logprob
 from obole.engine.steps import Steps
+from obole.errors import ModelError
 from obole.types import Sequence, StepPlan, StepResult
 
 LOGIT_ROWS = 64  # rows of logits held at once: scoring a long prompt must not need rows x vocabulary of memory
@@ -30,8 +32,8 @@ class Runner:
         count = len(plan.sequences)
         result = StepResult(tokens=[[] for _ in range(count)], logprobs=[None] * count, prompt_logprobs=[None] * count)
         wanted = logit_rows(plan)
-        newest_only = len(wanted) == plan.total_rows <= LOGIT_ROWS
-        computed = steps.compute(build_batch(plan, self.num_groups), newest_only)
+        every_row = len(wanted) == plan.total_rows <= LOGIT_ROWS
+        computed = steps.compute(build_batch(plan, self.num_groups), every_row)
         if computed.logits is not None and computed.best is not None:
             self._settle_rows(plan, result, wanted, computed.logits, computed.best)
         elif computed.hidden is not None:
@@ -41,7 +43,7 @@ class Runner:
                 self._settle_rows(plan, result, part, logits, steps.ops.argmax(logits))
         result.weight_bytes = weight_bytes_read(
             plan.total_rows,
-            len(wanted),
+            -(-len(wanted) // LOGIT_ROWS),
             model.layer_bytes,
             model.head.nbytes,
             model.embedding.nbytes // model.embedding.out_features,
@@ -54,6 +56,8 @@ class Runner:
     ) -> None:
         values: Floats = logits.numpy()
         for (i, _, position), row, top in zip(part, values, best.tolist(), strict=True):
+            if not math.isfinite(row[top]):
+                raise ModelError(f"The model computed {row[top]} as its largest logit: its weights are damaged.")
             sequence = plan.sequences[i]
             params = sequence.request.params
             if position + 1 < sequence.prompt_len:

@@ -84,8 +84,9 @@ def adjust(logits: Floats, params: SamplingParams, history: list[int], prompt_le
     with np.errstate(over="ignore"):  # overflow to infinity is clipped below
         if params.repetition_penalty != 1.0:  # CTRL (arXiv 1909.05858, section 4.1), over prompt and output
             seen = np.unique(np.asarray(history, dtype=np.int64))
-            factor = np.float32(params.repetition_penalty)
-            z[seen] = np.where(z[seen] > 0, z[seen] / factor, z[seen] * factor)
+            before = z[seen].astype(np.float64)  # the penalty may be beyond float32
+            after = np.where(before > 0, before / params.repetition_penalty, before * params.repetition_penalty)
+            z[seen] = np.clip(after, -_LIMIT, _LIMIT).astype(np.float32)
         if params.presence_penalty != 0.0 or params.frequency_penalty != 0.0:  # OpenAI's, over the output
             seen, counts = np.unique(np.asarray(history[prompt_len:], dtype=np.int64), return_counts=True)
             z[seen] -= np.float32(params.presence_penalty) + np.float32(params.frequency_penalty) * counts.astype(np.float32)

@@ -24,7 +24,7 @@ class Size(NamedTuple):
     rows: int
     sequences: int
     blocks: int  # columns of the block tables
-    newest_only: bool  # every row wants logits
+    every_row: bool  # wants logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,23 +52,23 @@ class Steps:
     ops: Ops
     _recorded: OrderedDict[Size, _Recorded] = field(default_factory=OrderedDict)
 
-    def compute(self, batch: Batch, newest_only: bool) -> Computed:
-        """Run the model on a batch; with `newest_only` (each row is the newest token of its sequence) up to the logits."""
+    def compute(self, batch: Batch, every_row: bool) -> Computed:
+        """Run the model on a batch; with `every_row`, up to the logits of all rows."""
         rows = batch.token_ids.shape[0]
         if rows > RECORDED_ROWS:
-            return _computed(self._function(batch, newest_only)(), newest_only)
-        recorded = self.recorded(batch, newest_only)
-        return _computed(recorded.replay(), newest_only)
+            return _computed(self._function(batch, every_row)(), every_row)
+        recorded = self.recorded(batch, every_row)
+        return _computed(recorded.replay(), every_row)
 
-    def recorded(self, batch: Batch, newest_only: bool) -> Recording:
+    def recorded(self, batch: Batch, every_row: bool) -> Recording:
         """The recording for a batch of this size, made if need be, with the batch laid into its inputs."""
         sequences, blocks = batch.tables[0].shape
         blocks = 1 << (blocks - 1).bit_length()  # few sizes, though tables grow
-        size = Size(batch.token_ids.shape[0], sequences, blocks, newest_only)
+        size = Size(batch.token_ids.shape[0], sequences, blocks, every_row)
         entry = self._recorded.get(size)
         if entry is None:
             inputs = _inputs(size, len(batch.tables))
-            entry = _Recorded(inputs, self.ops.record(self._function(inputs, newest_only)))
+            entry = _Recorded(inputs, self.ops.record(self._function(inputs, every_row)))
             self._recorded[size] = entry
             if len(self._recorded) > KEPT_RECORDINGS:
                 self._recorded.popitem(last=False)
@@ -76,10 +76,10 @@ class Steps:
         _lay(batch, entry.inputs)
         return entry.recording
 
-    def _function(self, batch: Batch, newest_only: bool) -> Callable[[], Outputs]:
+    def _function(self, batch: Batch, every_row: bool) -> Callable[[], Outputs]:
         def run() -> Outputs:
             hidden = self.model.forward(batch, self.pool)
-            if not newest_only:
+            if not every_row:
                 return (hidden,)
             logits = self.model.logits(hidden)
             return logits, self.ops.argmax(logits)
@@ -87,8 +87,8 @@ class Steps:
         return run
 
 
-def _computed(outputs: Outputs, newest_only: bool) -> Computed:
-    return Computed(None, *outputs) if newest_only else Computed(*outputs)
+def _computed(outputs: Outputs, every_row: bool) -> Computed:
+    return Computed(None, *outputs) if every_row else Computed(*outputs)
 
 
 def _inputs(size: Size, groups: int) -> Batch:

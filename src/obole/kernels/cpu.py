@@ -86,7 +86,7 @@ class NativeRecording:
 
 
 class NativeOps:
-    """See `dispatch.Ops`. Calls from several threads are allowed; one at a time has the worker threads."""
+    """See `dispatch.Ops`. Several threads may call (one at a time has the worker threads), but not beside `record`."""
 
     def __init__(self, threads: int, isa: str) -> None:
         if isa not in (*ISAS, "auto"):
@@ -94,7 +94,10 @@ class NativeOps:
         if not _native.runs(isa):
             here = ", ".join(name for name in ISAS if _native.runs(name))
             raise ConfigError(f"This machine does not have the instruction set {isa!r}; it has {here}.")
-        self._ops = _native.Ops(isa, threads)
+        try:
+            self._ops = _native.Ops(isa, threads)
+        except RuntimeError as error:
+            raise ConfigError(f"{threads} threads cannot be started ({error}): ask for fewer.") from error
         self.name = f"native {self._ops.name}"
         self.threads = self._ops.threads
         self._arena = Arena()
@@ -102,9 +105,9 @@ class NativeOps:
 
     def record(self, function: Callable[[], Outputs]) -> NativeRecording:
         tape = _native.Tape()
-        self._ops.record(tape)
-        self._new = self._arena.take
         try:
+            self._ops.record(tape)
+            self._new = self._arena.take
             outputs = function()
         finally:
             self._new = _empty

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 import torch
 
-from obole.config import ModelConfig, RopeConfig
+from obole.config import MAX_POSITIONS, ModelConfig, RopeConfig
 from obole.errors import ModelError
+
+SLICE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +26,14 @@ class RopeTable:
 def context_limit(config: ModelConfig) -> int:
     """The longest context that the model's position embedding can serve, in tokens."""
     rope = config.rope
+    limit = config.max_position
     if rope.kind in ("linear", "dynamic"):  # their configuration states the length before scaling
-        return max(config.max_position, int((rope.original_max_position or config.max_position) * rope.factor))
-    return config.max_position
+        limit = max(limit, int((rope.original_max_position or config.max_position) * rope.factor))
+    return min(limit, MAX_POSITIONS)
 
 
-def rope_table(rope: RopeConfig, head_dim: int, max_position: int, context: int) -> RopeTable:
-    """Tables for positions 0 to `context` - 1.
+def rope_table(rope: RopeConfig, head_dim: int, max_position: int, context: int, positions: int) -> RopeTable:
+    """Tables for the first `positions` positions of a model opened for a context of `context`.
 
     Frequencies and angles are rounded to float32 where transformers rounds them, so that logits agree. With "dynamic"
     scaling the base follows the context for which the engine was opened, not the length of the text so far: a key
@@ -42,10 +45,13 @@ def rope_table(rope: RopeConfig, head_dim: int, max_position: int, context: int)
         if len(rope.freq_factors) != head_dim // 2:
             raise ModelError(f"rope_freqs has {len(rope.freq_factors)} factors, but heads of {head_dim} need {head_dim // 2}.")
         inv_freq = inv_freq / torch.tensor(rope.freq_factors, dtype=torch.float32)
-    positions = torch.arange(context, dtype=torch.float32)
-    angles = (positions[:, None] * inv_freq[None, :]).double()
-    cos, sin = angles.cos() * attention_factor, angles.sin() * attention_factor
-    return RopeTable(cos.float().contiguous(), sin.float().contiguous())
+    cos, sin = (torch.empty(positions, head_dim // 2) for _ in range(2))
+    for start in range(0, positions, SLICE):  # the angles in double precision are not all needed at once
+        places = torch.arange(start, min(start + SLICE, positions), dtype=torch.float32)
+        angles = (places[:, None] * inv_freq[None, :]).double()
+        cos[start : start + SLICE] = angles.cos() * attention_factor
+        sin[start : start + SLICE] = angles.sin() * attention_factor
+    return RopeTable(cos, sin)
 
 
 def _frequencies(rope: RopeConfig, dim: int, max_position: int, context: int) -> tuple[torch.Tensor, float]:

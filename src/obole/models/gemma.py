@@ -35,12 +35,12 @@ class Layer:
 
 
 class Gemma3:
-    def __init__(self, loader: Loader, config: ModelConfig, context: int) -> None:
+    def __init__(self, loader: Loader, config: ModelConfig, context: int, positions: int) -> None:
         self.ops: Ops = loader.ops
         self.config = config
         self.activate = gated_activation(loader.ops, config.activation)
-        full = rope_table(config.rope, config.head_dim, config.max_position, context)
-        local = rope_table(config.rope_local or config.rope, config.head_dim, config.max_position, context)
+        full = rope_table(config.rope, config.head_dim, config.max_position, context, positions)
+        local = rope_table(config.rope_local or config.rope, config.head_dim, config.max_position, context, positions)
         self.embedding = loader.linear("model.embed_tokens.weight")
         self.layers = [
             self._layer(loader, config, i, local if config.sliding_layers[i] else full) for i in range(config.num_layers)

@@ -33,7 +33,7 @@ class Layer:
 
 
 class Llama:
-    def __init__(self, loader: Loader, config: ModelConfig, context: int) -> None:
+    def __init__(self, loader: Loader, config: ModelConfig, context: int, positions: int) -> None:
         self.ops: Ops = loader.ops
         self.config = config
         self.activate = gated_activation(loader.ops, config.activation)
@@ -41,7 +41,7 @@ class Llama:
         self.layers = [self._layer(loader, config, i) for i in range(config.num_layers)]
         self.norm = loader.vector("model.norm.weight")
         self.head = self.embedding if config.tie_embeddings else loader.linear("lm_head.weight")
-        self.rope = rope_table(config.rope, config.head_dim, config.max_position, context)
+        self.rope = rope_table(config.rope, config.head_dim, config.max_position, context, positions)
         self.layer_bytes = sum(x.qkv.nbytes + x.output.nbytes + x.gate_up.nbytes + x.down.nbytes for x in self.layers)
 
     @staticmethod

@@ -31,7 +31,7 @@ class Model(Protocol):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
 
 
-MODELS: dict[str, Callable[[Loader, ModelConfig, int], Model]] = {
+MODELS: dict[str, Callable[[Loader, ModelConfig, int, int], Model]] = {
     "llama": Llama,
     "qwen2": Llama,
     "qwen3": Llama,
@@ -39,13 +39,16 @@ MODELS: dict[str, Callable[[Loader, ModelConfig, int], Model]] = {
 }
 
 
-def build_model(loader: Loader, context: int) -> Model:
-    """Pack a checkpoint for `context` positions. Raises `ModelError` for an architecture without a row here."""
+def build_model(loader: Loader, context: int, positions: int) -> Model:
+    """Pack a checkpoint for a context, of which the first `positions` positions can come up.
+
+    Raises `ModelError` for an architecture without a row here.
+    """
     config = loader.checkpoint.config
     model = MODELS.get(config.architecture)
     if model is None:
         raise ModelError(f"Architecture {config.architecture!r} is not supported; {', '.join(MODELS)} are.")
-    return model(loader, config, context)
+    return model(loader, config, context, positions)
 
 
 def cache_spec(config: ModelConfig) -> CacheSpec:

@@ -39,6 +39,13 @@ def refuse_impossible(seq: Sequence, cache: KVCacheManager, max_context: int, lo
             f"The prompt of {prompt} tokens needs {cache.blocks_needed(prompt)} blocks of KV cache, and the whole pool has "
             f"{blocks}; shorten the prompt or raise kv_device.",
         )
+    least = seq.request.params.min_tokens
+    if prompt + least > longest_answer and not scoring:
+        raise InvalidRequest(
+            "min_tokens",
+            f"{prompt} prompt tokens and min_tokens of {least} are more than the {longest_answer} tokens that fit; ask for "
+            f"at most {longest_answer - prompt}.",
+        )
     total = max(seq.max_len, prompt + (asked or 0))
     if total > max_context:
         raise InvalidRequest(

@@ -8,8 +8,7 @@ from obole.types import Receipt, Sequence
 def receipt(seq: Sequence) -> Receipt:
     """Close the tally of a finished sequence. The sums of `Receipt` hold exactly.
 
-    A sequence that was cancelled before all of its prompt was computed is charged for the whole of it as computed; one that
-    was never scheduled has spent all its time in the queue, one without a token all the rest in prefill.
+    A sequence that was never scheduled has spent all its time in the queue, one without a token all the rest in prefill.
 
     Raises ValueError for a sequence that is still at work.
     """
@@ -26,7 +25,8 @@ def receipt(seq: Sequence) -> Receipt:
     return Receipt(
         prompt_tokens=seq.prompt_len,
         cached_tokens=cached,
-        computed_tokens=seq.prompt_len - cached,
+        computed_tokens=seq.prompt_len - cached - tally.unread,
+        unread_tokens=tally.unread,
         output_tokens=outputs,
         sources={"model": outputs},
         forward_passes=tally.passes,

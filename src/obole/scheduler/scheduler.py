@@ -43,8 +43,10 @@ class Scheduler:
         self.config = config
         self.cache = cache
         self.max_context = max_context
-        self.max_length = min(max_context, longest_computable(cache, max_context) + 1)
-        """Largest total length, prompt and output, that an empty pool can hold."""
+        self.max_prompt = longest_computable(cache, max_context)
+        """Most tokens of one sequence that an empty pool can compute, and so score."""
+        self.max_length = min(max_context, self.max_prompt + 1)
+        """Largest total length, prompt and output, that an empty pool can hold: the newest token is not computed."""
         self._order: dict[Sequence, int] = {}  # every live sequence: its number in order of arrival
         self._requests: dict[str, list[Sequence]] = {}  # live sequences by request id
         self._arrivals = 0
@@ -109,7 +111,7 @@ class Scheduler:
         """The next step, or None if there is nothing to compute. `settle` it before planning the next one."""
         if self._under_way is not None:
             raise RuntimeError("The step under way must be settled before the next one is planned.")
-        plan = StepPlan([], [], [], [], [])
+        plan = self._under_way = StepPlan([], [], [], [], [])
         behind = self._plan_decoding(plan)
         self._plan_chunks(plan, behind)
         if self._waiting:
@@ -117,8 +119,8 @@ class Scheduler:
         if not plan.sequences:
             if self._order:
                 raise RuntimeError(f"No step can be planned for {len(self._order)} sequences: the scheduler is stuck.")
+            self._under_way = None
             return None
-        self._under_way = plan
         return plan
 
     def _plan_decoding(self, plan: StepPlan) -> list[Sequence]:
@@ -242,7 +244,7 @@ class Scheduler:
 
     def settle(self, plan: StepPlan, result: StepResult, now: float) -> list[Event]:
         """Book what a step has yielded. Returns the news of every sequence that has any, in the order of the plan."""
-        self._land(plan)
+        self._check_under_way(plan)
         events: list[Event] = []
         rows_before = 0
         weight_bytes, total_rows = result.weight_bytes, plan.total_rows
@@ -289,19 +291,48 @@ class Scheduler:
             if tokens or reason is not None:
                 events.append(Event(seq, tuple(tokens), reason))
         self._sweep()
+        self._under_way = None
         return events
 
     def abandon(self, plan: StepPlan, now: float) -> list[Event]:
         """Give up the step under way, because it failed: cancels all requests that were part of it."""
-        self._land(plan)
+        self._check_under_way(plan)
         self._sweep()
+        self._under_way = None
         ids = dict.fromkeys(seq.request.id for seq in plan.sequences if seq.status is Status.RUNNING)
         return [event for request_id in ids for event in self.cancel(request_id, now)]
 
-    def _land(self, plan: StepPlan) -> None:
+    def repair(self, now: float) -> bool:
+        """After an exception anywhere: True if planning or settling was cut short, or the books do not balance.
+
+        Then nothing can be relied on, neither which blocks were to be copied nor who holds them: all requests are
+        cancelled, without events, and the cache starts empty.
+        """
+        if self._under_way is None:
+            try:
+                self.check()
+                return False
+            except LedgerError:
+                pass
+        for seq in self._order:
+            seq.tally.unread = max(0, seq.prompt_len - max(seq.num_computed, self._lost.get(seq, 0)))
+            seq.tables = []
+            seq.num_computed = seq.num_registered = 0
+            seq.parent = None
+            seq.status = Status.FINISHED
+            seq.finish_reason = FinishReason.CANCELLED
+            seq.tally.finished = now
+        self._order.clear()
+        self._requests.clear()
+        self._lost.clear()
+        self._waiting, self._running, self._dying = [], [], []
+        self._under_way = self._stuck = None
+        self.cache.reset()
+        return True
+
+    def _check_under_way(self, plan: StepPlan) -> None:
         if plan is not self._under_way:
             raise RuntimeError("Only the step under way can be settled or abandoned, and only once.")
-        self._under_way = None
 
     def _sweep(self) -> None:
         """Take finished sequences off the running ones; those cancelled during the step give back their blocks."""
@@ -316,6 +347,7 @@ class Scheduler:
         seq.status = Status.FINISHED
         seq.parent = None
         seq.tally.finished = now
+        seq.tally.unread = max(0, seq.prompt_len - max(seq.num_computed, self._lost.get(seq, 0)))
         if not seq.dead:
             self.cache.release(seq)
         self._lost.pop(seq, None)
