@@ -21,6 +21,7 @@ help:
 	@echo "make demo             answer a prompt with the default model (PROMPT='...' to ask something else)"
 	@echo "make test             the whole test suite"
 	@echo "make lint             ruff and mypy"
+	@echo "make sanitize         the kernel tests with address and undefined-behaviour sanitizers"
 	@echo "make bench-scheduler  time of planning and settling a step for 256 sequences"
 	@echo "make clean            remove .venv, build products and caches"
 
@@ -37,6 +38,20 @@ lint: $(DEVELOPED)
 	@$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The kernel tests once more, on native code that checks every access and every shift. Leaks are not looked for: Python
+# itself has some.
+SANITIZED := build/sanitize
+.PHONY: sanitize
+sanitize: $(DEVELOPED)
+	@export PATH="$$PWD/$(BIN):$$PATH"
+	cmake -S . -B $(SANITIZED) -G Ninja -DOBOLE_SANITIZE=ON -DCMAKE_BUILD_TYPE=None -DPython_EXECUTABLE="$$PWD/$(BIN)/python" > /dev/null
+	cmake --build $(SANITIZED)
+	rm -rf $(SANITIZED)/site && mkdir -p $(SANITIZED)/site && cp -r src/obole $(SANITIZED)/site/
+	cp $(SANITIZED)/_native*.so $(SANITIZED)/site/obole/kernels/
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
+	  ASAN_OPTIONS=detect_leaks=0:alloc_dealloc_mismatch=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+	  PYTHONPATH=$(SANITIZED)/site $(BIN)/python -m pytest tests/kernels -p no:cacheprovider
 
 .PHONY: bench-scheduler
 bench-scheduler: $(INSTALLED)
