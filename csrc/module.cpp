@@ -8,6 +8,7 @@
 #include <string>
 
 #include "ops.h"
+#include "probe.h"
 #include "tape.h"
 
 namespace nb = nanobind;
@@ -133,6 +134,23 @@ void bind_tape(nb::module_& m, nb::class_<Desk>& c) {
     c.def("record", [](Desk& desk, Tape* tape) { desk.tape = tape; }, nb::arg("tape").none());
 }
 
+void bind_probe(nb::module_& m) {
+    nb::class_<Probe>(m, "Probe")
+        .def("__init__", [](Probe* self, int threads) {
+            if (threads < 1) throw std::invalid_argument("at least one thread");
+            new (self) Probe(threads);
+        })
+        .def_prop_ro("threads", &Probe::threads)
+        .def("read", [](Probe& p, Address data, int64_t bytes) {
+            nb::gil_scoped_release release;
+            return p.read(at<const uint8_t>(data), bytes);
+        })
+        .def("multiply", [](Probe& p, const std::string& kind, const std::string& isa, int64_t rounds) {
+            nb::gil_scoped_release release;
+            return p.multiply(kind, isa, rounds);
+        });
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -150,5 +168,6 @@ NB_MODULE(_native, m) {
     bind_matrix_ops(ops);
     bind_row_ops(ops);
     bind_tape(m, ops);
+    bind_probe(m);
     m.def("runs", [](const std::string& isa) { return find_kernels(isa.c_str()) != nullptr; });
 }

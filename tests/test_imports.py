@@ -23,7 +23,7 @@ FLOORS = (
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 
-TORCH_ROOMS = {"kernels", "layers", "weights", "models", "engine", "distill"}  # and cache/pool.py
+TORCH_ROOMS = {"kernels", "layers", "weights", "models", "engine", "distill", "bench"}  # and cache/pool.py
 LIBRARIES = {
     "torch": TORCH_ROOMS,
     "ray": {"cluster"},
@@ -126,6 +126,10 @@ def test_imports_go_downwards(path: Path) -> None:
         ("server/app.py", "obole.economics", 1),
         ("server/app.py", "obole.Engine", 0),
         ("cli/run.py", "obole.economics", 0),
+        ("cli/bench.py", "obole.bench.latency", 0),
+        ("bench/latency.py", "obole.engine.engine", 0),
+        ("bench/latency.py", "obole.cli.terminal", 1),
+        ("server/app.py", "obole.bench.latency", 1),  # only the command line runs benchmarks
     ],
 )
 def test_the_rules_themselves(module: str, imported: str, count: int) -> None:

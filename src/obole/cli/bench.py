@@ -1,0 +1,235 @@
+"""`obole bench`: measures this machine, the kernels and whole steps."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from obole.cli import bench_tables as tables
+from obole.cli.answering import open_engine
+from obole.cli.failures import guarded
+from obole.cli.options import DEFAULT_MODEL, MODEL_HELP, Revision, with_options
+from obole.cli.terminal import finite, print_json, progress_bar
+from obole.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from obole.engine.engine import Engine
+
+bench = typer.Typer(
+    name="bench",
+    help="Measure this machine, the kernels and whole steps. All tables give medians (lowest–highest).",
+    no_args_is_help=True,
+)
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
+JsonFile = Annotated[
+    str | None,
+    typer.Option("--json", metavar="FILE", help="Write a JSON document to FILE; - is standard output, in place of the table."),
+]
+Repeat = Annotated[int, typer.Option("--repeat", metavar="N", min=1, help="Repetitions of each measurement.")]
+PromptTokens = Annotated[int, typer.Option(min=1, metavar="N", help="Tokens of the prompt, chosen at random.")]
+OutputTokens = Annotated[int, typer.Option(min=1, metavar="N", help="Tokens decoded by each sequence.")]
+Sequences = Annotated[str, typer.Option(metavar="N,N,...", help="Sequences at once.")]
+Context = Annotated[int, typer.Option(min=1, metavar="N", help="Tokens before the decoded ones.")]
+
+
+def counts(option: str, text: str, least: int) -> list[int]:
+    """Whole numbers of at least `least` from "1,4,16"."""
+    found = [int(part) if re.fullmatch(r"\d+", part) else -1 for part in text.replace(" ", "").split(",")]
+    if min(found) < least:
+        raise typer.BadParameter(f"{text!r} is not a list of whole numbers from {least}, such as 1,16.", param_hint=option)
+    return found
+
+
+def check_file(as_json: str | None) -> None:
+    """Refuse before anything is measured what cannot be written afterwards."""
+    if as_json in (None, "-"):
+        return
+    path = Path(str(as_json))
+    folder = path.parent
+    writable = os.access(path, os.W_OK) if path.exists() else folder.is_dir() and os.access(folder, os.W_OK)
+    if path.is_dir() or not writable:
+        raise InvalidRequest("json", f"{path} cannot be written: name a file in a folder that is there and may be written to.")
+
+
+def show(as_json: str | None, document: dict[str, Any], table: Callable[[], None]) -> None:
+    """The table, unless the document takes its place on standard output; and the document to its file."""
+    if as_json == "-":
+        print_json(document)
+        return
+    print(tables.heading(document) + "\n")
+    table()
+    if as_json is not None:
+        try:
+            Path(as_json).write_text(json.dumps(finite(document), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise InvalidRequest("json", f"{as_json} cannot be written: {error.strerror}.") from None
+
+
+def document_of(engine: Engine, benchmark: str, repeat: int) -> dict[str, Any]:
+    from obole.bench.machine import this_machine
+    from obole.bench.report import header, model_facts
+
+    facts = header(benchmark, this_machine(), engine.info.kernels, engine.info.threads)
+    return {**facts, **model_facts(engine.info), "repeat": repeat}
+
+
+@bench.command("latency")
+@guarded
+@with_options()
+def latency(
+    model: Model = DEFAULT_MODEL,
+    prompt_tokens: PromptTokens = 512,
+    output_tokens: OutputTokens = 128,
+    context: Annotated[
+        str, typer.Option(metavar="N,N,...", help="Tokens before the decoded ones; 0: a prompt of a single token.")
+    ] = "0,2048",
+    repeat: Repeat = 3,
+    as_json: JsonFile = None,
+    revision: Revision = None,
+    *,
+    settings: dict[str, Any],
+) -> None:
+    """One sequence by itself: how fast it reads a prompt and decodes, and how near that is to the read bandwidth."""
+    contexts = counts("--context", context, 0)
+    check_file(as_json)
+    with open_engine(model, revision, settings) as engine, progress_bar() as report:
+        from obole.bench.latency import latency as measure
+        from obole.bench.report import to_json
+
+        rows = measure(engine, prompt_tokens, output_tokens, contexts, repeat, report)
+        document = {**document_of(engine, "latency", repeat), "rows": [to_json(row) for row in rows]}
+    show(as_json, document, lambda: tables.latency_table(rows))
+
+
+@bench.command("throughput")
+@guarded
+@with_options()
+def throughput(
+    model: Model = DEFAULT_MODEL,
+    sequences: Sequences = "1,4,16,64",
+    prompt_tokens: PromptTokens = 128,
+    output_tokens: OutputTokens = 64,
+    repeat: Repeat = 3,
+    as_json: JsonFile = None,
+    revision: Revision = None,
+    *,
+    settings: dict[str, Any],
+) -> None:
+    """Many sequences at once: tokens per second, and what a step costs against that of one sequence."""
+    several = counts("--sequences", sequences, 1)
+    check_file(as_json)
+    with open_engine(model, revision, settings) as engine, progress_bar() as report:
+        from obole.bench.report import to_json
+        from obole.bench.throughput import throughput as measure
+
+        rows = measure(engine, several, prompt_tokens, output_tokens, repeat, report)
+        document = {**document_of(engine, "throughput", repeat), "rows": [to_json(row) for row in rows]}
+    show(as_json, document, lambda: tables.throughput_table(rows))
+
+
+@bench.command("kernels")
+@guarded
+def kernels(
+    kinds: Annotated[
+        str | None, typer.Option(metavar="KIND,...", help="Encodings of weights.", show_default="all quantised ones and BF16")
+    ] = None,
+    rows: Annotated[str, typer.Option(metavar="N,N,...", help="Rows of the activations.")] = "1,2,4,8,16,64,128",
+    shape: Annotated[str, typer.Option(metavar="OUTxIN", help="Outputs and inputs of the products.")] = "4864x896",
+    repeat: Repeat = 3,
+    as_json: JsonFile = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="Processor threads.", show_default="the processors at hand", envvar="OBOLE_THREADS"),
+    ] = None,
+    implementation: Annotated[
+        str,
+        typer.Option("--kernels", help="Implementation of the operations: auto, native or reference.", envvar="OBOLE_KERNELS"),
+    ] = "auto",
+) -> None:
+    """Each operation by itself. Weights are read from memory, more of them than the caches hold; activations are cached."""
+    numbers = counts("--rows", rows, 1)
+    sides = re.fullmatch(r"(\d+)x(\d+)", shape)
+    if not sides:
+        raise typer.BadParameter(f"{shape!r} is not a shape; write it like 4864x896.", param_hint="--shape")
+    check_file(as_json)
+    with progress_bar() as report:
+        from obole.bench.kernels import DEFAULT_KINDS, Shape
+        from obole.bench.kernels import kernels as measure
+        from obole.bench.machine import this_machine
+        from obole.bench.report import header, to_json
+        from obole.kernels.dispatch import load_ops
+
+        ops = load_ops(implementation, threads or len(os.sched_getaffinity(0)))
+        names = DEFAULT_KINDS if kinds is None else tuple(kinds.upper().replace(" ", "").split(","))
+        found = measure(ops, names, numbers, Shape(int(sides[1]), int(sides[2])), repeat, report=report)
+        document = {
+            **header("kernels", this_machine(), ops.name, ops.threads),
+            "repeat": repeat,
+            "rows": [to_json(row) for row in found],
+        }
+    show(as_json, document, lambda: tables.kernel_table(found))
+
+
+@bench.command("roofline")
+@guarded
+@with_options()
+def roofline(
+    model: Model = DEFAULT_MODEL,
+    sequences: Sequences = "1,16,64",
+    context: Context = 64,
+    output_tokens: OutputTokens = 32,
+    prompt_tokens: PromptTokens = 512,
+    repeat: Repeat = 3,
+    as_json: JsonFile = None,
+    revision: Revision = None,
+    *,
+    settings: dict[str, Any],
+) -> None:
+    """What this machine can do at most, and how far each kind of step is from it."""
+    several = counts("--sequences", sequences, 1)
+    check_file(as_json)
+    with open_engine(model, revision, settings) as engine, progress_bar() as report:
+        from obole.bench.report import to_json
+        from obole.bench.roofline import roofline as measure
+
+        found = measure(engine, several, context, output_tokens, prompt_tokens, repeat, report)
+        document = {
+            **document_of(engine, "roofline", repeat),
+            "one_thread": to_json(found.one_thread),
+            "all_threads": to_json(found.all_threads),
+            "rows": [to_json(row) for row in found.rows],
+        }
+    show(as_json, document, lambda: tables.roofline_table(found))
+
+
+@bench.command("overhead")
+@guarded
+@with_options()
+def overhead(
+    model: Model = DEFAULT_MODEL,
+    sequences: Sequences = "1,16",
+    context: Context = 64,
+    output_tokens: OutputTokens = 64,
+    repeat: Repeat = 3,
+    as_json: JsonFile = None,
+    revision: Revision = None,
+    *,
+    settings: dict[str, Any],
+) -> None:
+    """Where the time of a decoding step goes: which kernels, and everything around them."""
+    several = counts("--sequences", sequences, 1)
+    check_file(as_json)
+    with open_engine(model, revision, settings) as engine, progress_bar() as report:
+        from obole.bench.overhead import overhead as measure
+        from obole.bench.report import to_json
+
+        rows = measure(engine, several, context, output_tokens, repeat, report)
+        document = {**document_of(engine, "overhead", repeat), "rows": [to_json(row) for row in rows]}
+    show(as_json, document, lambda: tables.overhead_table(rows))
