@@ -31,6 +31,7 @@ HEADS, KV_HEADS, HEAD_DIM = 14, 2, 64  # Qwen2.5-0.5B
 VOCABULARY = 131_072
 COPIES = 16  # of an operation without weights, in a recording
 MOST_COPIES = 512
+CACHES = 8  # not all caches drop what was read longest ago: of three times their size a good part would still be there
 MEASURED_SECONDS = 0.02  # at least, for each repetition
 # where a block of a quantised kind holds half-precision scales: byte offsets
 SCALES = {
@@ -132,8 +133,8 @@ def random_weights(kind: str, outputs: int, inputs: int) -> WeightTensor:
 
 
 def copies_for(nbytes: int) -> int:
-    """Copies of something of that size that are three times the last-level cache, within reason."""
-    return min(MOST_COPIES, max(1, -(-3 * last_level_cache() // nbytes)))
+    """Copies of something of that size that are `CACHES` times the last-level cache, within reason."""
+    return min(MOST_COPIES, max(1, -(-CACHES * last_level_cache() // nbytes)))
 
 
 def _products(ops: Ops, kind: str, rows: Sequence[int], shape: Shape, repeat: int) -> Iterator[KernelRow]:
