@@ -122,7 +122,7 @@ def overhead(
 ) -> list[OverheadRow]:
     """A row for each number of sequences. Raises `InvalidRequest` for what does not fit, or is too much for a recording.
 
-    Timing the kernels one by one adds about 50 ns to each of them, and counts as theirs.
+    Timing the kernels one by one adds some 30 ns to each of them, and counts as theirs.
     """
     check_repeat(repeat)
     for count in sequences:
