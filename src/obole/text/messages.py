@@ -1,15 +1,13 @@
-"""Conversations as templates want them: checked, and with the text of control tokens put out of harm's way."""
+"""Conversations as templates want them: checked, in one form."""
 
 from __future__ import annotations
 
 import json
 import re
-import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from obole.errors import InvalidRequest
-from obole.text.added_tokens import AddedTokenMatcher
 from obole.text.tokenizer import check_text
 
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_ .-]{0,63}")
@@ -97,51 +95,3 @@ def plain_data(value: object, name: str, depth: int = 0) -> Any:
     if isinstance(value, list | tuple):
         return [plain_data(item, name, depth + 1) for item in value]
     raise InvalidRequest("messages", f"{name} must hold JSON data only, not {type(value).__name__}.")
-
-
-class Shield:
-    """Replaces text that would be matched as a token by placeholders, and finds them again in what was rendered.
-
-    Placeholders are digits, which survive what templates do to text (trimming, case, JSON), and start with a number
-    drawn for each use, which nobody can know beforehand.
-    """
-
-    def __init__(self) -> None:
-        self._prefix = str(10**23 + secrets.randbelow(9 * 10**23))
-        self._pattern = re.compile(self._prefix + r"(\d{5})")
-        self._hidden: list[str] = []
-        self._index: dict[str, int] = {}
-
-    def hide(self, value: Any, matcher: AddedTokenMatcher) -> Any:
-        """A copy of JSON-like data in which no string, key or value, holds the text of one of the tokens."""
-        if isinstance(value, str):
-            return self._hide_text(value, matcher)
-        if isinstance(value, dict):
-            return {self._hide_text(key, matcher): self.hide(item, matcher) for key, item in value.items()}
-        if isinstance(value, list):
-            return [self.hide(item, matcher) for item in value]
-        return value
-
-    def pieces(self, rendered: str) -> list[tuple[str, bool]]:
-        """The rendered text in pieces (text, whether it was hidden), every placeholder replaced by what it hid."""
-        found: list[tuple[str, bool]] = []
-        for place, text in enumerate(self._pattern.split(rendered)):
-            if place % 2 == 0:
-                found.append((text, False))
-            else:
-                found.append((self._hidden[int(text)] if int(text) < len(self._hidden) else "", True))
-        return found
-
-    def _hide_text(self, text: str, matcher: AddedTokenMatcher) -> str:
-        parts, done = [], 0
-        for start, end, token in matcher.find(text):
-            start = text.index(token.text, start, end)  # without the white space that the token would swallow
-            parts += [text[done:start], self._placeholder(token.text)]
-            done = start + len(token.text)
-        return "".join([*parts, text[done:]]) if parts else text
-
-    def _placeholder(self, text: str) -> str:
-        if text not in self._index:
-            self._index[text] = len(self._hidden)
-            self._hidden.append(text)
-        return f"{self._prefix}{self._index[text]:05d}"

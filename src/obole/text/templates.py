@@ -1,7 +1,7 @@
 """Chat templates: from messages to token ids.
 
 Templates come out of model files and are not trusted (`template_worker`). Messages come from users, and their text
-never becomes a control token: it is hidden from the template and encoded as plain text.
+never becomes a control token, nor part of one: what could is hidden from the template and encoded as plain text (`shield`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 from obole.errors import InvalidRequest, ModelError
 from obole.text.added_tokens import AddedTokenMatcher
 from obole.text.folder_tokenizer import read_json
-from obole.text.messages import Shield, checked_messages, plain_data
+from obole.text.messages import checked_messages, plain_data
+from obole.text.shield import ROLES, Hazards, Shield, made_by_template
 from obole.text.template_process import TemplateProcess
 from obole.text.tokenizer import Tokenizer
 
@@ -24,9 +25,10 @@ class ChatTemplate:
     `source`: the template, or several by name ("default", "tool_use"), or None if the model has none.
     `process`: where templates are rendered; by default one of its own, started when first needed.
 
-    Control tokens (`Tokenizer.special_ids`) in the text of messages, tools and other arguments are plain text. So are
-    the other added tokens that the template itself writes (`<tool_call>`), except in the messages of the assistant:
-    these come from the model, and templates look into them for such markers.
+    Control tokens (`Tokenizer.special_ids`) count only if the template writes them: in messages, tools and other
+    arguments they are plain text, and so are parts of them that text of the template would complete. So are the other
+    added tokens that the template itself writes (`<tool_call>`), except in the messages of the assistant: these come from
+    the model, and templates look into them for such markers.
     """
 
     def __init__(
@@ -37,10 +39,13 @@ class ChatTemplate:
         self._process = TemplateProcess() if process is None else process
         control = [token for token in tokenizer.added if token.control]
         self._control = AddedTokenMatcher(control)
-        self._markers: dict[str, AddedTokenMatcher] = {
-            written: AddedTokenMatcher([*control, *(t for t in tokenizer.added if t.text.strip() and t.text in written)])
-            for written in self._sources.values()
-        }
+        self._hazards: dict[str, tuple[Hazards, Hazards]] = {}  # of a template: in general, and in the assistant's messages
+        for written in self._sources.values():
+            markers = [token for token in tokenizer.added if not token.control and token.text.strip() and token.text in written]
+            self._hazards[written] = (
+                Hazards(written, [*control, *markers], tokenizer.added),
+                Hazards(written, control, tokenizer.added),
+            )
         names = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
         names |= {"unk_token": tokenizer.unk_id, "pad_token": tokenizer.pad_id}
         self._names = {name: tokenizer.token_text(i) for name, i in names.items() if i is not None}
@@ -60,8 +65,9 @@ class ChatTemplate:
         """Token ids of a conversation, with one beginning-of-sequence token if the model wants one.
 
         Equal to `apply_chat_template(tokenize=True)` of transformers where no message holds the text of a control token.
-        Raises `InvalidRequest` (field "messages") for messages that are malformed or that the template refuses, and
-        `ModelError` for a template that does not compile or breaks its limits.
+        Raises `InvalidRequest` (field "messages") for messages that are malformed, that the template refuses, or from
+        which it makes a control token that it does not have, and `ModelError` for a template that does not compile or
+        breaks its limits.
         """
         pieces = self._pieces(messages, add_generation_prompt, tools, kwargs)
         if len(pieces) == 1:
@@ -90,16 +96,32 @@ class ChatTemplate:
         if tools is not None and (not isinstance(tools, list | tuple) or not all(isinstance(t, Mapping) for t in tools)):
             raise InvalidRequest("tools", "tools must be a list of objects.")
         source = self._source(bool(tools))
-        shield, markers = Shield(), self._markers[source]
+        shield = Shield()
+        general, own = self._hazards[source]
+        arguments: dict[str, Any] = plain_data(kwargs, "chat template arguments")
         context = {
             **self._names,
             "documents": None,
-            **shield.hide(plain_data(kwargs, "chat template arguments"), markers),
-            "messages": [shield.hide(m, self._control if m["role"] == "assistant" else markers) for m in checked],
-            "tools": shield.hide(plain_data(tools, "tools"), markers) if tools else None,
+            **{name: shield.hide(value, general) for name, value in arguments.items()},
+            "messages": [shield.hide_message(m, own if m["role"] == "assistant" else general) for m in checked],
+            "tools": shield.hide(plain_data(tools, "tools"), general) if tools else None,
             "add_generation_prompt": add_generation_prompt,
         }
-        return shield.pieces(self._process.render(source, context))
+        pieces = shield.pieces(self._process.render(source, context))
+        self._check_tokens(pieces, source, ROLES.intersection(m["role"] for m in checked))
+        return pieces
+
+    def _check_tokens(self, pieces: list[tuple[str, bool]], source: str, roles: frozenset[str]) -> None:
+        """Refuse control tokens that the template does not have: somebody's text must be in them."""
+        found = {token.text for text, hidden in pieces if not hidden for _, _, token in self._control.find(text)}
+        named = {text for name, text in self._names.items() if name in source}
+        for token in sorted(found - named):
+            if not made_by_template(token, source, roles):
+                raise InvalidRequest(
+                    "messages",
+                    f"These messages make the model's chat template write {token!r}, a control token that it does not have: "
+                    "change the roles and names in them.",
+                )
 
     def _source(self, with_tools: bool) -> str:
         if not self._sources:
