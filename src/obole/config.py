@@ -11,6 +11,13 @@ from obole.errors import ConfigError
 
 MAX_POSITIONS = 1 << 24  # of a context: tables for more would not fit, and no model has them
 BLOCK_SIZE = 16  # tokens in a KV block, and lanes in an AVX-512 register of floats: one block fills one register
+# Tokens that end a turn or a document, whatever a checkpoint's metadata say: files often name only one of several.
+END_OF_TURN_TOKENS = frozenset(
+    {
+        "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>", "<EOT>",
+        "<｜end▁of▁sentence｜>",
+    }
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,13 +11,15 @@ import blake3
 import numpy as np
 import pytest
 
-from obole.config import ModelConfig, RopeConfig
+from obole.config import END_OF_TURN_TOKENS, ModelConfig, RopeConfig
 from obole.errors import ModelError
+from obole.text.gguf_tokenizer import tokenizer_from_gguf
 from obole.weights.checkpoint import Checkpoint, open_checkpoint
 from obole.weights.dequantize import dequantize
 from obole.weights.gguf import read_gguf
 from obole.weights.verified import write_record
 from tests.fakes import checkpoints as make
+from tests.text.vocabularies import sentencepiece_metadata
 
 YARN = RopeConfig(kind="yarn", factor=4.0, original_max_position=64)
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -223,6 +225,29 @@ def test_the_ends_of_a_turn_are_found_in_the_vocabulary(tmp_path: Path) -> None:
     plain = tokenizer | {"tokenizer.ggml.token_type": [1] * 260}  # text that looks like them is not meant
     read = open_checkpoint(make.write_gguf(tmp_path / "b.gguf", config, weights, tokenizer=plain))
     assert read.config.eos_ids == (257,)
+
+
+@pytest.mark.parametrize("kind", [2, 3, 4])
+@pytest.mark.parametrize("end", sorted(END_OF_TURN_TOKENS))
+def test_every_end_of_a_turn_is_known_to_weights_and_text_alike(tmp_path: Path, end: str, kind: int) -> None:
+    config = make.tiny_config("llama", vocab_size=261, eos_ids=(257,))
+    words = [*make.byte_vocabulary(("<s>", "<|im_start|>", end)), "normal"]
+    tokenizer = make.byte_tokenizer() | {
+        "tokenizer.ggml.tokens": words,
+        "tokenizer.ggml.token_type": [1] * 257 + [3, 3, kind, 1],
+    }
+    read = open_checkpoint(make.write_gguf(tmp_path / "a.gguf", config, make.random_weights(config), tokenizer=tokenizer))
+    assert read.config.eos_ids == (257, 259)
+    assert read.gguf_metadata is not None
+    assert tokenizer_from_gguf(read.gguf_metadata).end_ids == {257, 259}
+
+
+def test_a_sentencepiece_vocabulary_that_names_no_end_has_the_usual_one(tmp_path: Path) -> None:
+    tokenizer = sentencepiece_metadata(size=300, eos_token_id=None, bos_token_id=None, unknown_token_id=None)
+    config = make.tiny_config("llama", vocab_size=len(tokenizer["tokenizer.ggml.tokens"]), eos_ids=(), bos_id=None)
+    read = open_checkpoint(make.write_gguf(tmp_path / "a.gguf", config, make.random_weights(config), tokenizer=tokenizer))
+    assert read.config.eos_ids == (2,)
+    assert tokenizer_from_gguf(tokenizer).end_ids == {2}
 
 
 def test_the_digest_is_that_of_the_bytes(tmp_path: Path) -> None:

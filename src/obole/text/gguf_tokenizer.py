@@ -21,6 +21,7 @@ from typing import Any
 import tokenizers
 from blake3 import blake3
 
+from obole.config import END_OF_TURN_TOKENS
 from obole.errors import ModelError
 from obole.text.added_tokens import AddedToken
 from obole.text.pretokenizers import PRE_TOKENIZERS, PreTokenizer
@@ -30,10 +31,6 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 _KEY = "tokenizer.ggml."
 _CACHE_FORMAT = 1  # part of the cache key: raise it when the same metadata shall give another tokenizer
 _MARKER = re.compile(r"<\|[^|<>\s]+\|>")  # the shape of control tokens; some files list them as user-defined
-_ENDS = {
-    "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>", "<EOT>",
-    "<｜end▁of▁sentence｜>",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +258,7 @@ def _vocabulary(
         if found is not None and types[found] not in (CONTROL, UNKNOWN, BYTE):
             types[found] = UNKNOWN if name == "unknown" else CONTROL
     for i, kind in enumerate(types):
-        if kind == USER_DEFINED and _MARKER.fullmatch(tokens[i]):
+        if kind == USER_DEFINED and (_MARKER.fullmatch(tokens[i]) or tokens[i] in END_OF_TURN_TOKENS):
             types[i] = CONTROL
     return _Vocabulary(tokens, types, ids, named["bos"], named["eos"], named["unknown"])
 
@@ -311,7 +308,7 @@ def _tokenizer(
     **rest: Any,
 ) -> Tokenizer:
     size = len(vocabulary.tokens)
-    ends = {token.id for token in added if token.control and token.text in _ENDS}
+    ends = {token.id for token in added if token.control and token.text in END_OF_TURN_TOKENS}
     ends |= {found for name in ("eot", "eom") if (found := _token_id(metadata, f"{name}_token_id", size, None)) is not None}
     return Tokenizer(
         backend,

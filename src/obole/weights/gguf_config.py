@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from obole.config import ModelConfig, RopeConfig
+from obole.config import END_OF_TURN_TOKENS, ModelConfig, RopeConfig
 from obole.errors import ModelError
 from obole.types import WeightTensor
 from obole.weights.dequantize import dequantize
@@ -49,10 +49,10 @@ PER_LAYER = {  # may be arrays
     "attention.head_count_kv",
     "attention.sliding_window_pattern",
 }
-CONTROL = 3  # token type
-# Tokens that end a turn or a document, whatever the metadata say: files often name only one of several.
-ENDS = ("<|im_end|>", "<end_of_turn>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>")
+ADDED_TYPES = (2, 3, 4)  # unknown, control, user-defined: tokens that are more than pieces of text
 END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+NAMED_KEYS = (*END_KEYS, "bos_token_id", "unknown_token_id")
+SENTENCEPIECE_EOS = 2  # where a vocabulary of this kind names none
 
 
 def config_from_gguf(file: GgufFile) -> ModelConfig:
@@ -226,9 +226,14 @@ def _vocab_size(file: GgufFile, fields: Fields) -> int:
 
 
 def _eos_ids(file: GgufFile, fields: Fields, vocab: int) -> tuple[int, ...]:
+    """The ends that the metadata name, and those known by their text among the tokens that are not mere text."""
     ids = {token for key in END_KEYS for token in fields.token_ids(f"tokenizer.ggml.{key}", vocab)}
+    if file.metadata.get("tokenizer.ggml.model") == "llama" and "tokenizer.ggml.eos_token_id" not in file.metadata:
+        ids.update(range(SENTENCEPIECE_EOS, min(vocab, SENTENCEPIECE_EOS + 1)))
     tokens, types = file.metadata.get("tokenizer.ggml.tokens"), file.metadata.get("tokenizer.ggml.token_type")
-    if tokens is not None and isinstance(types, np.ndarray) and len(types) == len(tokens):
-        control = np.flatnonzero(types == CONTROL).tolist()
-        ids.update(token for token in control if tokens[token] in ENDS)
+    if tokens is not None:
+        added = {token for key in NAMED_KEYS for token in fields.token_ids(f"tokenizer.ggml.{key}", vocab)}
+        if isinstance(types, np.ndarray) and len(types) == len(tokens):
+            added.update(np.flatnonzero(np.isin(types, ADDED_TYPES)).tolist())
+        ids.update(token for token in added if tokens[token] in END_OF_TURN_TOKENS)
     return tuple(sorted(ids))
