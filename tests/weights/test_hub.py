@@ -262,6 +262,18 @@ def test_the_record_names_the_bytes(toy: CatalogueEntry, cache: Path) -> None:
     assert store.cached_path(toy) is None
 
 
+def test_messages_of_the_system_lose_their_numbers_and_the_advice() -> None:
+    assert sources.short(OSError(-2, "Name or service not known")) == "Name or service not known"
+    assert sources.short(ConnectionError("no route\nadvice")) == "no route"
+    assert sources.short(ValueError()) == "ValueError"
+
+
+def test_offline_says_what_to_do(index: Index, remote: Hub) -> None:
+    index.broken, remote.down = "no network", True
+    with pytest.raises(ModelError, match=r"not cached and could not be fetched \(.*\): check the network, or give the path"):
+        resolve("toy")
+
+
 def test_paths(tmp_path: Path) -> None:
     file = tmp_path / "x.gguf"
     file.write_bytes(CONTENT)
@@ -272,8 +284,10 @@ def test_paths(tmp_path: Path) -> None:
     (folder / "a.gguf").write_bytes(CONTENT)
     assert resolve(str(folder)) == folder / "a.gguf"
     (folder / "b.gguf").write_bytes(CONTENT)
-    with pytest.raises(ModelError, match=r"several GGUF files.*a\.gguf, b\.gguf"):
+    with pytest.raises(ModelError, match=r"several GGUF files.*a\.gguf, b\.gguf") as refusal:
         resolve(str(folder))
+    advised = str(refusal.value).split("as in ")[1].split(" (")[0]
+    assert resolve(advised) == folder / "a.gguf"
     (folder / "config.json").write_text("{}")
     assert resolve(str(folder)) == folder
     (tmp_path / "empty").mkdir()

@@ -15,7 +15,7 @@ from obole.weights.safetensors import INDEX, SINGLE
 from obole.weights.sources import Progress, quiet_bars, short, watching
 from obole.weights.store import cached_path, obtain
 
-__all__ = ["CATALOGUE", "CatalogueEntry", "Progress", "list_models", "resolve"]
+__all__ = ["CATALOGUE", "CatalogueEntry", "Progress", "holds_model", "list_models", "resolve"]
 
 REPOSITORY = re.compile(r"([\w.-]+/[\w.-]+)(?::(.+\.gguf))?", re.ASCII | re.IGNORECASE)
 WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors")
@@ -59,10 +59,19 @@ def list_models() -> list[tuple[CatalogueEntry, Path | None, int]]:
     return [(entry, path, path.stat().st_size if path else entry.size or 0) for entry, path in found]
 
 
-def choose_files(names: Mapping[str, int | None], wanted: str | None, where: str) -> tuple[str, ...]:
+def holds_model(folder: Path) -> bool:
+    """Whether a folder has the files of a model, of whatever kind and however many."""
+    try:
+        return any(child.name == "config.json" or child.suffix.lower() == ".gguf" for child in folder.iterdir())
+    except OSError:  # not ours to read
+        return False
+
+
+def choose_files(names: Mapping[str, int | None], wanted: str | None, where: str, mark: str = ":") -> tuple[str, ...]:
     """Which files of a repository or folder make up the model: one GGUF file, or safetensors with what belongs to them.
 
-    Raises `ModelError` if `wanted` is not there, if there are several GGUF files and none is wanted, or nothing at all.
+    `mark` stands between `where` and the name of a file in it. Raises `ModelError` if `wanted` is not there, if there are
+    several GGUF files and none is wanted, or nothing at all.
     """
     ggufs = sorted(name for name in names if name.lower().endswith(".gguf") and "mmproj" not in name.lower())
     if wanted is not None:
@@ -74,14 +83,14 @@ def choose_files(names: Mapping[str, int | None], wanted: str | None, where: str
     if len(ggufs) == 1:
         return (ggufs[0],)
     if ggufs:
-        raise ModelError(f"{where} has several GGUF files: say which, as in {where}:{ggufs[0]} ({', '.join(ggufs)}).")
+        raise ModelError(f"{where} has several GGUF files: say which, as in {where}{mark}{ggufs[0]} ({', '.join(ggufs)}).")
     raise ModelError(f"{where} has neither a GGUF file nor config.json with safetensors, so there is no model to load.")
 
 
 def _pick_local(path: Path) -> Path:
     if not path.is_dir() or (path / "config.json").exists():
         return path
-    files = choose_files({child.name: None for child in path.iterdir()}, None, str(path))
+    files = choose_files({child.name: None for child in path.iterdir()}, None, str(path), os.sep)
     if len(files) == 1 and files[0].lower().endswith(".gguf"):
         return path / files[0]
     return path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -143,6 +144,6 @@ def free_bytes(folder: Path) -> int:
 
 
 def short(error: BaseException) -> str:
-    """The first line of an error's message; libraries like to add advice."""
-    lines = str(error).strip().splitlines()
+    """The first line of an error's message, without numbers of the system; libraries like to add advice."""
+    lines = re.sub(r"\[Errno -?\d+\] ", "", str(error)).strip().splitlines()
     return (lines[0] if lines else type(error).__name__)[:300]

