@@ -1,5 +1,6 @@
 """Negative log-likelihood of real text: obole on a quantised file against transformers in fp32 on the dequantised weights.
 
+    pip install 'obole[dev]'
     python benchmarks/quality.py MODEL.gguf [--tokens 1000]
 
 Prints both means (natural log) and their relative difference. transformers needs several times the file in memory.
@@ -13,9 +14,13 @@ import json.decoder
 from pathlib import Path
 
 import torch
-import transformers
 
 from obole import Engine
+
+try:
+    import transformers
+except ImportError:
+    raise SystemExit("quality.py compares with transformers, which is not installed: pip install 'obole[dev]'.") from None
 
 
 def sample_text() -> str:
