@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import obole
-from obole.cli.app import app
+from obole.cli.commands import app
 from obole.engine.results import Choice, Delta, EngineInfo, Score
 from obole.engine.results import Result as Answer
 from obole.types import FinishReason, Receipt, SamplingParams
@@ -65,12 +65,18 @@ def receipt(tokens: int) -> Receipt:
 
 
 class FakeStream:
-    """Gives each choice the script's pieces in turn; like the engine's stream, it goes on to its last delta when closed."""
+    """Gives each choice the script's pieces in turn.
+
+    Like the engine's stream, once it is closed or cancelled it has only the deltas that say so, with the result in the last.
+    A request to cancel that comes while a step is computed counts before the next one; here no step is of use by itself, as
+    with those that read a long prompt, so that nothing comes of the one that is interrupted.
+    """
 
     def __init__(self, script: Script, params: SamplingParams) -> None:
         self.script, self.n = script, params.n
         self.given = [0] * params.n
         self.turn = 0
+        self.ended = [False] * params.n
         self.result: Answer | None = None
         self.cancelled = False
 
@@ -78,27 +84,35 @@ class FakeStream:
         return self
 
     def __next__(self) -> Delta:
-        if self.result is not None:
+        if all(self.ended):
             raise StopIteration
         index, self.turn = self.turn % self.n, self.turn + 1
+        if not self.cancelled:
+            self.script.before_piece(self.turn)
         if self.cancelled:
-            self.finish()
-            return Delta(0, "", (), FinishReason.CANCELLED, self.result)
-        self.script.before_piece(self.turn)
+            index = self.ended.index(False)
+            return self.end(index, "", (), FinishReason.CANCELLED)
         piece = self.script.pieces[self.given[index]]
         self.given[index] += 1
-        ended = self.given[index] == len(self.script.pieces)
-        if ended and index == self.n - 1:
+        if self.given[index] == len(self.script.pieces):
+            return self.end(index, piece, (self.turn,), FinishReason.STOP)
+        return Delta(index, piece, (self.turn,))
+
+    def end(self, index: int, piece: str, tokens: tuple[int, ...], reason: FinishReason) -> Delta:
+        self.ended[index] = True
+        if all(self.ended):
             self.finish()
-        return Delta(index, piece, (self.turn,), FinishReason.STOP if ended else None, self.result)
+        return Delta(index, piece, tokens, reason, self.result)
 
     def finish(self) -> None:
-        reason = FinishReason.CANCELLED if self.cancelled else FinishReason.STOP
         choices = [
-            Choice(i, "".join(self.script.pieces[:count]), tuple(range(count)), reason, None, receipt(count))
+            Choice(i, "".join(self.script.pieces[:count]), tuple(range(count)), self.reason(count), None, receipt(count))
             for i, count in enumerate(self.given)
         ]
         self.result = Answer("request-1", tuple(range(12)), tuple(choices))
+
+    def reason(self, count: int) -> FinishReason:
+        return FinishReason.STOP if count == len(self.script.pieces) else FinishReason.CANCELLED
 
     def close(self) -> None:
         self.cancelled |= self.result is None

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from obole.cli.chat import read_line
+from obole.cli.chat import read_line, why_cut
 from obole.errors import InvalidRequest
+from obole.types import FinishReason
 
 
 def said(script, turn: int) -> list[tuple[str, str]]:
@@ -87,7 +88,7 @@ def test_message_that_does_not_fit_is_not_added(invoke, script) -> None:
     script.before_piece = refuse
     result = invoke("chat", stdin="One?\nfar too long\nThree?\n")
     assert result.exit_code == 1
-    assert "error: The prompt has 99 tokens" in result.stderr
+    assert "error: The prompt has 99 tokens, but the context holds 64, or forget the conversation with /reset." in result.stderr
     assert said(script, 2) == [("user", "One?"), ("assistant", "Hello world"), ("user", "Three?")]
 
 
@@ -100,7 +101,8 @@ def test_json_lines(invoke, script) -> None:
     result = invoke("chat", "--json", stdin="One?\nTwo?\nThree?\n")
     documents = [json.loads(line) for line in result.stdout.splitlines()]
     assert [d.get("text") for d in documents] == ["Hello world", None, "Hello world"]
-    assert documents[1] == {"error": {"message": "Too long.", "field": "prompt"}}
+    assert documents[1]["error"]["message"].startswith("Too long, or")
+    assert documents[1]["error"]["field"] == "prompt"
     assert result.stderr == ""
 
 
@@ -127,3 +129,22 @@ def test_ctrl_c_and_ctrl_d_at_the_prompt_leave(monkeypatch, key) -> None:
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
     monkeypatch.setattr(builtins, "input", press)
     assert read_line() is None
+
+
+@pytest.mark.parametrize(
+    ("reason", "tokens", "remark"),
+    [("stop", 64, ""), ("length", 63, "cut off by --max-tokens"), ("length", 64, "/reset"), ("cancelled", 64, "cancelled")],
+)
+def test_remarks_on_answers_that_are_not_whole(reason, tokens, remark) -> None:
+    receipt = SimpleNamespace(prompt_tokens=20, output_tokens=tokens - 20)
+    said = why_cut(SimpleNamespace(finish_reason=FinishReason(reason), receipt=receipt), 64)
+    assert remark in said
+    assert bool(remark) == bool(said)
+
+
+def test_first_message_too_long_has_no_conversation_to_forget(invoke, script) -> None:
+    def refuse(_: int) -> None:
+        raise InvalidRequest("prompt", "Too long.")
+
+    script.before_piece = refuse
+    assert "/reset" not in invoke("chat", stdin="One?\n").stderr

@@ -5,10 +5,12 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from obole.cli import signals
+from obole.cli.receipts import plural, size
 from obole.cli.terminal import progress_bar, spinner, write_text
 from obole.engine.results import Delta, Result
 from obole.errors import InvalidRequest
@@ -19,23 +21,37 @@ if TYPE_CHECKING:
 
 Prompt = str | list[int] | list[dict[str, Any]]
 
+MOST_READ = 1 << 30  # bytes of a text: beyond, it is a device, or the wrong file
+# Bytes of the longest tokens in common vocabularies (runs of blanks). More than so many for each token of the context, and
+# some for a start, cannot fit; rendering and tokenising them would take long to find out.
+BYTES_PER_TOKEN = 128
+BYTES_AT_LEAST = 1 << 16
+
 
 @contextmanager
 def open_engine(model: str, revision: str | None, settings: dict[str, Any]) -> Iterator[Engine]:
     """The engine, loaded under a progress bar, and closed at the end."""
     with progress_bar() as report:
-        import obole  # here, so that the bar is up while torch is imported
+        with signals.later():
+            import obole
 
-        engine = obole.Engine(model, revision=revision, progress=report, **settings)
+            kind = obole.Engine  # here, so that the bar is up while torch is imported
+        engine = kind(model, revision=revision, progress=report, **settings)
     with engine:
         yield engine
 
 
 def read_text(path: Path, field_name: str) -> str:
-    """The text of a file ("-": standard input), exactly as it is. Raises `InvalidRequest` if it is not UTF-8 or not there."""
+    """The text of a file ("-": standard input), exactly as it is.
+
+    Raises `InvalidRequest` if it is not there, not UTF-8, or larger than a text can be.
+    """
     name = "standard input" if str(path) == "-" else str(path)
     try:
-        data = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
+        with nullcontext(sys.stdin.buffer) if str(path) == "-" else path.open("rb") as file:
+            data = file.read(MOST_READ + 1)
+        if len(data) > MOST_READ:
+            raise InvalidRequest(field_name, f"{name} has more than {size(MOST_READ)}: no text for a model is so long.")
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InvalidRequest(field_name, f"{name} is not UTF-8 text (byte {error.start}); convert it first.") from None
@@ -66,8 +82,20 @@ def interrupts(cancel: Callable[[], None]) -> Iterator[None]:
         signal.signal(signal.SIGINT, previous)
 
 
+def check_length(prompt: Prompt, max_context: int) -> None:
+    """Refuse what cannot fit into the context, however its text becomes tokens. Raises `InvalidRequest`."""
+    texts = [prompt] if isinstance(prompt, str) else [m["content"] for m in prompt if isinstance(m, dict)]
+    count = sum(len(text.encode("utf-8", "replace")) for text in texts)
+    if count > BYTES_PER_TOKEN * max_context + BYTES_AT_LEAST:
+        holds = plural(max_context, "token")
+        raise InvalidRequest(
+            "prompt", f"The prompt has {size(count)}, far more than the context of {holds} can hold; shorten it."
+        )
+
+
 def ask(engine: Engine, prompt: Prompt, params: SamplingParams, show: Callable[[Delta], None]) -> Result:
     """Stream an answer, calling `show` for every delta, to its end or until Ctrl-C; the result then says "cancelled"."""
+    check_length(prompt, engine.max_context)
     with engine.stream(prompt, params) as stream:
         try:
             with spinner("reading the prompt") as arrived, interrupts(stream.cancel):

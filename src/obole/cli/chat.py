@@ -12,9 +12,10 @@ import typer
 
 from obole.cli.answering import Screen, ask, open_engine, was_cancelled
 from obole.cli.failures import FAILURE, guarded, report
-from obole.cli.options import DEFAULT_MODEL, MODEL_HELP, JsonFlag, Revision, with_options
+from obole.cli.options import DEFAULT_MODEL, MODEL_HELP, JsonFlag, Revision, WrongUsage, with_options
 from obole.cli.receipts import chat_line, engine_line
 from obole.cli.terminal import note, print_json
+from obole.engine.results import Result
 from obole.errors import InvalidRequest, OboleError
 from obole.types import FinishReason, SamplingParams
 
@@ -29,7 +30,7 @@ COMMANDS = {
 }
 HELP = "\n".join([*(f"{name:<12}{about}" for name, about in COMMANDS.items()), "//text      send /text as a message"])
 
-REMARKS = {FinishReason.LENGTH: " · cut off by the limit of tokens", FinishReason.CANCELLED: " · cancelled"}
+FULL = " · the context is full: /reset, or start with a larger --max-context"
 
 
 @dataclass(slots=True)
@@ -116,17 +117,32 @@ class Chat:
 
     def answer(self, question: str) -> None:
         prompt = self.conversation.messages(question)
-        if self.as_json:
-            result = ask(self.engine, prompt, self.params, lambda _: None)
-            print_json(result.to_json())
-        else:
-            with Screen(1) as screen:
-                result = ask(self.engine, prompt, self.params, screen.show)
-            note(f"{chat_line(result.choices[0])}{REMARKS.get(result.finish_reason, '')}")
+        try:
+            if self.as_json:
+                result = ask(self.engine, prompt, self.params, lambda _: None)
+                print_json(result.to_json())
+            else:
+                with Screen(1) as screen:
+                    result = ask(self.engine, prompt, self.params, screen.show)
+                note(f"{chat_line(result.choices[0])}{why_cut(result, self.engine.max_context)}")
+        except InvalidRequest as error:
+            if error.field != "prompt" or not self.conversation.turns:
+                raise
+            raise InvalidRequest("prompt", f"{str(error).rstrip('.')}, or forget the conversation with /reset.") from None
         if result.text or not was_cancelled(result):
             self.conversation.turns.append(Turn(question, result.text, was_cancelled(result)))
         else:
             note("The message had no answer yet and is not kept.")
+
+
+def why_cut(result: Result, max_context: int) -> str:
+    """What is to be said of an answer that is not whole."""
+    if result.finish_reason is FinishReason.CANCELLED:
+        return " · cancelled"
+    if result.finish_reason is not FinishReason.LENGTH:
+        return ""
+    full = result.receipt.prompt_tokens + result.receipt.output_tokens >= max_context
+    return FULL if full else " · cut off by --max-tokens"
 
 
 def read_line() -> str | None:
@@ -162,7 +178,7 @@ def chat(
     from standard input, a line each; with --json each answer is one JSON object on a line.
     """
     if params.n != 1:
-        raise InvalidRequest("n", f"A conversation goes on from one answer, so --n must be 1, not {params.n}.")
+        raise WrongUsage("n", f"A conversation goes on from one answer, so --n must be 1, not {params.n}.")
     with open_engine(model, revision, settings) as engine:
         if not engine.has_chat_template:
             raise InvalidRequest("model", f"{model} has no chat template; use `obole run --raw` to have it go on from a text.")

@@ -2,67 +2,119 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import typer
 from rich.text import Text
 
+from obole.cli.options import WrongUsage, at_fault, in_option_names
+from obole.cli.signals import INTERRUPTED
+from obole.cli.streams import OutputLost, silence_stdout
 from obole.cli.terminal import print_json, stderr
 from obole.errors import OboleError
 
 FAILURE = 1
 USAGE = 2
-INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 BROKEN_PIPE = 141  # 128 + SIGPIPE
+
+UsageError: type = typer.BadParameter.__base__  # type: ignore[assignment]  # what the parser raises
 
 
 def error_json(message: str, field: str | None = None) -> dict[str, Any]:
     return {"error": {"message": message, "field": field}}
 
 
-def report(error: Exception, *, as_json: bool) -> None:
-    """One sentence on standard error or, with `as_json`, one object on standard output."""
-    if isinstance(error, OboleError):
-        message = str(error)
-    else:
-        message = f"Unexpected {type(error).__name__}: {error} (set OBOLE_DEBUG=1 to see where it came from)."
+def show_error(message: str, field: str | None, hint: str, *, as_json: bool) -> None:
+    """One sentence on standard error (a hint goes on a line of its own) or, with `as_json`, one object on standard output."""
     if as_json:
-        print_json(error_json(message, getattr(error, "field", None)))
+        print_json(error_json(message, field))
+        return
+    stderr().print(Text.assemble(("error:", "bold red"), " ", message), soft_wrap=True)
+    if hint:
+        stderr().print(Text(hint, style="dim"), soft_wrap=True)
+
+
+def report(error: Exception, *, as_json: bool) -> None:
+    """Show an error that a command raised, in the names of the options."""
+    if isinstance(error, OboleError):
+        show_error(in_option_names(error), at_fault(error), "", as_json=as_json)
     else:
-        stderr().print(Text.assemble(("error:", "bold red"), " ", message), soft_wrap=True)
+        known = f"Unexpected {type(error).__name__}: {error} (set OBOLE_DEBUG=1 to see where it came from)."
+        show_error(known, None, "", as_json=as_json)
 
 
-def silence_stdout() -> None:
-    """Let the interpreter's last flush go nowhere: whoever read standard output has left."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def report_usage(error: Any, *, as_json: bool) -> None:
+    """Show an error of the parser, which speaks of the command line already."""
+    message = error.format_message().strip()
+    hint = f"{error.ctx.command_path} --help lists the options." if error.ctx is not None else ""
+    parameter = getattr(error, "param", None)
+    option = getattr(error, "option_name", "").lstrip("-").replace("-", "_")
+    field = parameter.name if parameter is not None else option or None
+    show_error(message if message[-1] in ".?!" else message + ".", field, hint, as_json=as_json)
+
+
+def settle(error: BaseException, *, as_json: bool) -> int:
+    """Report what ended a command; the exit status. OBOLE_DEBUG=1 lets unexpected errors through."""
+    if isinstance(error, typer.Exit):
+        return int(error.exit_code)
+    if isinstance(error, KeyboardInterrupt | typer.Abort):
+        if as_json:
+            print_json(error_json("Cancelled."))
+        return INTERRUPTED
+    if isinstance(error, OutputLost | BrokenPipeError):
+        return output_lost(error.error if isinstance(error, OutputLost) else error)
+    if isinstance(error, UsageError):
+        if error.format_message().strip():  # type: ignore[attr-defined]
+            report_usage(error, as_json=as_json)
+            return USAGE
+        return 0  # a command that needs others was given none: the parser has shown its help
+    if not isinstance(error, Exception) or (os.environ.get("OBOLE_DEBUG") == "1" and not isinstance(error, OboleError)):
+        raise error
+    report(error, as_json=as_json)
+    return USAGE if isinstance(error, WrongUsage) else FAILURE
+
+
+def output_lost(error: OSError) -> int:
+    """A reader that has left is no news; anything else is."""
+    silence_stdout()
+    if error.errno == errno.EPIPE:
+        return BROKEN_PIPE
+    show_error(str(OutputLost(error)), None, "", as_json=False)
+    return FAILURE
+
+
+def wants_json(arguments: Sequence[str]) -> bool:
+    """Whether a command line that could not be parsed asks for JSON on standard output."""
+    options = list(arguments[: arguments.index("--")] if "--" in arguments else arguments)
+    if options[:1] == ["bench"]:  # there it names a file, and - is standard output
+        return "--json=-" in options or any(pair == ("--json", "-") for pair in pairwise(options))
+    return "--json" in options
 
 
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
-    """Turn what a Typer command raises into a sentence and an exit status; OBOLE_DEBUG=1 lets it through."""
+    """Turn what a Typer command raises into a sentence and an exit status."""
 
     @functools.wraps(command)
     def wrapper(**values: Any) -> None:
-        as_json = bool(values.get("as_json"))
+        as_json = values.get("as_json") in (True, "-")  # a flag or, where JSON can go to a file, its name
         try:
             command(**values)
             sys.stdout.flush()  # here, where a reader that has left is known for what it is
-        except (typer.Exit, typer.Abort, typer.BadParameter):
-            raise
-        except KeyboardInterrupt:
-            if as_json:
-                print_json(error_json("Cancelled."))
-            raise typer.Exit(INTERRUPTED) from None
-        except BrokenPipeError:
-            silence_stdout()
-            raise typer.Exit(BROKEN_PIPE) from None
-        except Exception as error:
-            if os.environ.get("OBOLE_DEBUG") == "1":
-                raise
-            report(error, as_json=as_json)
-            raise typer.Exit(FAILURE) from None
+        except BaseException as error:
+            raise typer.Exit(settled(error, as_json=as_json)) from None
 
     return wrapper
+
+
+def settled(error: BaseException, *, as_json: bool) -> int:
+    """`settle`, also where the report itself cannot be written."""
+    try:
+        return settle(error, as_json=as_json)
+    except OutputLost as lost:
+        return output_lost(lost.error)

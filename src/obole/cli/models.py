@@ -31,6 +31,28 @@ def catalogue() -> list[dict[str, Any]]:
     ]
 
 
+def as_table(records: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for heading in ("name", "licence", "size", "cached", "source"):
+        table.add_column(heading, no_wrap=True)
+    for record in records:
+        table.add_row(record["name"], record["licence"], shown_size(record), record["path"] or "no", record["source"])
+    return table
+
+
+def as_lines(records: list[dict[str, Any]]) -> list[str]:
+    """For a terminal that the table does not fit on: paths have lines of their own, so that they can be copied."""
+    lines = []
+    for record in records:
+        lines.append(f"{record['name']} · {record['licence']} · {shown_size(record)}")
+        lines += [f"  {record['path'] or 'not cached'}", f"  {record['source']}"]
+    return lines
+
+
+def shown_size(record: dict[str, Any]) -> str:
+    return "–" if record["size"] is None else size(record["size"])
+
+
 @guarded
 def models(as_json: JsonFlag = False) -> None:
     """The models known by name: licence, size, source, and what is cached."""
@@ -38,19 +60,12 @@ def models(as_json: JsonFlag = False) -> None:
     if as_json:
         print_json({"models": records})
         return
-    table = Table(box=None, pad_edge=False)
-    for heading in ("name", "licence", "size", "cached", "source"):
-        table.add_column(heading, overflow="fold", no_wrap=heading in ("name", "size"))
-    for record in records:
-        table.add_row(
-            record["name"],
-            record["licence"],
-            "unknown" if record["size"] is None else size(record["size"]),
-            record["path"] or "no",
-            record["source"],
-        )
-    width = None if sys.stdout.isatty() else 1000  # a file or pipe gets whole lines
-    console = Console(width=width, highlight=False)
+    table = as_table(records)
+    screen = Console(highlight=False)
+    if sys.stdout.isatty() and screen.measure(table, options=screen.options.update_width(10**6)).maximum > screen.width:
+        print("\n".join(as_lines(records)))
+        return
+    console = Console(width=None if sys.stdout.isatty() else 1000, highlight=False)  # a file or pipe gets whole lines
     with console.capture() as text:
         console.print(table)
     sys.stdout.writelines(line.rstrip() + "\n" for line in text.get().splitlines())

@@ -11,27 +11,31 @@ import functools
 import inspect
 import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from obole.config import EngineConfig, SchedulerConfig
-from obole.errors import InvalidRequest
+from obole.config import EngineConfig, SchedulerConfig, engine_config
+from obole.errors import ConfigError, InvalidRequest, OboleError
 from obole.types import SamplingParams
 
 DEFAULT_MODEL = "smollm2-135m"
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output, and nothing else.")]
 Revision = Annotated[
-    str | None, typer.Option(help="Branch, tag or commit of a Hugging Face repository.", show_default="the main branch")
+    str | None,
+    typer.Option(metavar="NAME", help="Branch, tag or commit of a repository.", show_default="the main branch"),
 ]
 PromptFile = Annotated[
     Path | None, typer.Option("--prompt-file", metavar="FILE", help="Read the prompt from FILE; - is standard input.")
 ]
 MODEL_HELP = "A name from `obole models`, a Hugging Face repository, a folder with safetensors, or a .gguf file."
+
+METAVARS = {int: "N", int | None: "N", float: "X", list[int]: "N"}
 
 UNITS = {"": 1, "B": 1}
 UNITS |= {f"{prefix}B": 1000**i for i, prefix in enumerate("KMGT", 1)}
@@ -88,14 +92,62 @@ SAMPLING: Mapping[str, Help] = {
 
 ENGINE: Mapping[str, Help] = {
     "kv_device": Help("Memory for the KV pool.", unset="from free memory", metavar="SIZE", parser=parse_size),
-    "kv_dtype": Help("Format of cached keys and values: auto, float32 or bfloat16."),
+    "kv_dtype": Help("Format of cached keys and values: auto, float32 or bfloat16.", metavar="FORMAT"),
     "max_context": Help("Longest prompt and answer together, in tokens.", unset="what the model was made for"),
     "threads": Help("Processor threads.", unset="the processors at hand"),
-    "kernels": Help("Implementation of the operations: auto, native or reference."),
+    "kernels": Help("Implementation of the operations: auto, native or reference.", metavar="KIND"),
     "max_batch_tokens": Help("Tokens computed in one step."),
     "max_sequences": Help("Answers computed at once."),
     "prefix_cache": Help("Reuse the computed beginnings of earlier prompts."),
 }
+
+
+class WrongUsage(InvalidRequest):
+    """The command line itself is wrong, whatever the model and the files: exit status 2."""
+
+
+@contextmanager
+def usage() -> Iterator[None]:
+    """Errors of values that come from the command line, and need nothing else to be found wrong, are wrong usage."""
+    try:
+        yield
+    except OboleError as error:
+        raise WrongUsage(at_fault(error) or "", str(error)) from None
+
+
+def option_of(name: str) -> str:
+    """The option that sets a field: "--stop-token-id" for "stop_token_ids"."""
+    about = SAMPLING.get(name) or ENGINE.get(name)
+    return f"--{about.name}" if about and about.name else f"--{name.replace('_', '-')}"
+
+
+# In a message a name with an underscore can only be the field. The others are words too, but not where they are followed
+# by a demand, or follow one. A name in a path is none.
+_FIELDS = [*SAMPLING, *ENGINE]
+_LONG = "|".join(name for name in _FIELDS if "_" in name)
+_SHORT = "|".join(name for name in _FIELDS if "_" not in name)
+_MENTION = re.compile(
+    rf"(?<![\w/.'\"-])(?:{_LONG})(?![\w/'\"=-]|\.\w)|^(?:{_SHORT})(?= must\b| are\b| has\b)|(?<=\bset )(?:{_SHORT})(?= to\b)"
+)
+_SIGNS = {"KV pool": "kv_device", "threads cannot be started": "threads"}  # of settings that messages do not name
+
+
+def at_fault(error: OboleError) -> str | None:
+    """The name of the field, setting or parameter that an error is about, if it is about one."""
+    field: str | None = getattr(error, "field", None)
+    if field or not isinstance(error, ConfigError):
+        return field or None
+    mention = _MENTION.search(str(error))
+    return mention[0] if mention else next((name for sign, name in _SIGNS.items() if sign in str(error)), None)
+
+
+def in_option_names(error: OboleError) -> str:
+    """The message of an error with fields named as options, and the option at fault before it if it names none."""
+    message = _MENTION.sub(lambda mention: option_of(mention[0]), str(error))
+    name = at_fault(error)
+    if name not in _FIELDS or option_of(name) in message:
+        return message
+    return f"{option_of(name)}: {message}"
 
 
 def _option(annotation: Any, default: Any, name: str, about: Help, panel: str, environment: str | None) -> inspect.Parameter:
@@ -105,11 +157,11 @@ def _option(annotation: Any, default: Any, name: str, about: Help, panel: str, e
         annotation, default = list[typing.get_args(annotation)[0]], []  # type: ignore[misc]
     elif origin is Mapping:
         annotation, default = list[str], []
-    dashed = about.name or name.replace("_", "-")
+    spelling = option_of(name)
     info = typer.Option(
-        f"--{dashed}/--no-{dashed}" if default is True else f"--{dashed}",
+        f"{spelling}/--no-{spelling[2:]}" if default is True else spelling,
         help=about.text,
-        metavar=about.metavar,
+        metavar=about.metavar or METAVARS.get(annotation),
         parser=about.parser,
         show_default=about.unset or not (default is False or default == []),
         rich_help_panel=panel,
@@ -136,7 +188,7 @@ def with_options(*, sampling: bool = False) -> Callable[[Callable[..., None]], C
     """Give a Typer command the engine's options, and those for sampling.
 
     The command receives them as `settings: dict[str, Any]` (only what differs from the defaults) and, if it asked for
-    them, `params: SamplingParams`; building those raises `InvalidRequest` for values out of range.
+    them, `params: SamplingParams`. Raises `WrongUsage` for values out of range.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -147,12 +199,15 @@ def with_options(*, sampling: bool = False) -> Callable[[Callable[..., None]], C
         @functools.wraps(command)
         def wrapper(**values: Any) -> None:
             settings = {p.name: value for p in set_up if (value := values.pop(p.name)) != p.default}
+            with usage():
+                engine_config(settings)
             if sampling:
                 chosen = {p.name: values.pop(p.name) for p in sampled}
                 for name in ("logprobs", "prompt_logprobs"):
                     if chosen[name] is not None and not values["as_json"]:
-                        raise InvalidRequest(name, f"{name} are shown with --json only; add it, or leave them out.")
-                values["params"] = SamplingParams(**{**chosen, "logit_bias": dict(chosen["logit_bias"])})
+                        raise WrongUsage(name, f"{option_of(name)} is shown with --json only; add that, or leave it out.")
+                with usage():
+                    values["params"] = SamplingParams(**{**chosen, "logit_bias": dict(chosen["logit_bias"])})
             command(**values, settings=settings)
 
         wrapper.__signature__ = own.replace(parameters=[*kept, *sampled, *set_up])  # type: ignore[attr-defined]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from obole.engine.results import Choice, EngineInfo
-from obole.types import Receipt
+from obole.engine.sampler import is_greedy
+from obole.types import Receipt, SamplingParams
+
+RULE = 62  # columns
 
 
 def size(count: float) -> str:
@@ -26,32 +29,48 @@ def decode_rate(receipt: Receipt) -> float | None:
     return (receipt.output_tokens - 1) / receipt.decode_seconds
 
 
-def receipt_rows(choice: Choice) -> list[tuple[str, str]]:
-    """(heading, text) for each line of the full receipt."""
+def bytes_read(count: int, tokens: int) -> str:
+    """ "482 MB (96.4 MB a token)"."""
+    return f"{size(count)} ({size(count / tokens)} a token)" if tokens else size(count)
+
+
+def shown_seed(choice: Choice, params: SamplingParams) -> str:
+    """The seed that repeats an answer: as it was given, or as it was drawn. Nothing where no choice was left to chance."""
+    if is_greedy(params):
+        return ""
+    return f" · seed {choice.receipt.seed if params.seed is None or choice.index else params.seed}"
+
+
+def receipt_rows(choice: Choice, params: SamplingParams) -> list[tuple[str, str]]:
+    """(heading, text) for each line of the full receipt of an answer to a request with `params`."""
     r = choice.receipt
     rate = decode_rate(r)
-    per_token = max(r.output_tokens, 1)
-    sources = " + ".join(f"{count:,} {name}" for name, count in r.sources.items()) or "none"
+    prompt = f"{plural(r.prompt_tokens, 'token')}: {r.cached_tokens:,} cached + {r.computed_tokens:,} computed"
+    prompt += f" + {r.unread_tokens:,} unread" if r.unread_tokens else ""
+    sources = ": " + " + ".join(f"{count:,} {name}" for name, count in r.sources.items()) if r.output_tokens else ""
+    output = f"{plural(r.output_tokens, 'token')}{sources} · ended by {choice.finish_reason}{shown_seed(choice, params)}"
     work = [
         plural(r.forward_passes, "forward pass"),
-        f"weights {size(r.weight_bytes)} ({size(r.weight_bytes / per_token)} a token)",
-        f"KV {size(r.kv_bytes)} ({size(r.kv_bytes / per_token)} a token)",
+        f"weights {bytes_read(r.weight_bytes, r.output_tokens)}",
+        f"KV {bytes_read(r.kv_bytes, r.output_tokens)}",
     ]
     if r.preemptions:
         work.append(f"{plural(r.preemptions, 'preemption')}, {plural(r.recomputed_tokens, 'token')} recomputed")
     time = f"{r.queued_seconds:.2f} s queued + {r.prefill_seconds:.2f} s prefill + {r.decode_seconds:.2f} s decode"
     time += f" = {r.total_seconds:.2f} s"
     return [
-        ("prompt", f"{plural(r.prompt_tokens, 'token')}: {r.cached_tokens:,} cached + {r.computed_tokens:,} computed"),
-        ("output", f"{plural(r.output_tokens, 'token')}: {sources} · ended by {choice.finish_reason} · seed {r.seed}"),
+        ("prompt", prompt),
+        ("output", output),
         ("read", " · ".join(work)),
         ("time", time + (f" · {rate:.1f} tokens/s" if rate else "")),
     ]
 
 
-def receipt_text(choice: Choice, heading: str = "receipt") -> str:
-    rows = receipt_rows(choice)
-    return "\n".join([f"── {heading} " + "─" * (58 - len(heading)), *(f"{name:<8}{text}" for name, text in rows)])
+def receipt_text(choice: Choice, params: SamplingParams, heading: str = "receipt", width: int = RULE) -> str:
+    """The full receipt below a rule of `width` columns at most."""
+    rows = receipt_rows(choice, params)
+    rule = f"── {heading} ".ljust(min(width, RULE), "─")
+    return "\n".join([rule, *(f"{name:<8}{text}" for name, text in rows)])
 
 
 def chat_line(choice: Choice) -> str:

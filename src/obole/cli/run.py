@@ -4,26 +4,34 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from obole.cli.answering import Prompt, Screen, ask, open_engine, read_text, was_cancelled
-from obole.cli.failures import INTERRUPTED, guarded
-from obole.cli.options import DEFAULT_MODEL, MODEL_HELP, JsonFlag, PromptFile, Revision, with_options
-from obole.cli.receipts import engine_line, receipt_text
-from obole.cli.terminal import note, print_json
+from obole.cli.failures import guarded
+from obole.cli.options import DEFAULT_MODEL, MODEL_HELP, JsonFlag, PromptFile, Revision, WrongUsage, with_options
+from obole.cli.receipts import RULE, engine_line, receipt_text
+from obole.cli.signals import INTERRUPTED
+from obole.cli.terminal import note, print_json, terminal_width
 from obole.engine.results import EngineInfo, Result
-from obole.errors import InvalidRequest
+from obole.engine.sampler import is_greedy
+from obole.errors import InvalidRequest, ModelError
 from obole.types import SamplingParams
 
 
 def names_a_model(word: str) -> bool:
-    """Whether a lone argument is a model rather than a prompt."""
-    from obole.weights.hub import CATALOGUE, REPOSITORY
+    """Whether a lone argument is a model rather than a prompt. A plain word may happen to be the name of a folder."""
+    from obole.weights.hub import CATALOGUE, REPOSITORY, holds_model
 
-    return word in CATALOGUE or word.endswith(".gguf") or bool(REPOSITORY.fullmatch(word)) or os.path.exists(word)
+    if word in CATALOGUE or word.endswith(".gguf") or REPOSITORY.fullmatch(word):
+        return True
+    if os.path.isdir(word) and os.path.basename(word) == word:
+        return holds_model(Path(word))
+    return os.path.exists(word)
 
 
 def sort_arguments(first: str | None, second: str | None, prompt_file: Path | None) -> tuple[str, str | None]:
@@ -31,7 +39,7 @@ def sort_arguments(first: str | None, second: str | None, prompt_file: Path | No
     if first is None:
         return DEFAULT_MODEL, None
     if prompt_file is not None and (second is not None or first == "-"):
-        raise typer.BadParameter("give the prompt as an argument or with --prompt-file, not both.")
+        raise WrongUsage("prompt", "There are two prompts: give one as an argument or with --prompt-file, not both.")
     if second is not None:
         return first, second
     if first == "-" or (prompt_file is None and not names_a_model(first)):
@@ -39,13 +47,24 @@ def sort_arguments(first: str | None, second: str | None, prompt_file: Path | No
     return first, None
 
 
-def read_prompt(prompt: str | None, prompt_file: Path | None) -> tuple[str, bool]:
-    """The prompt, and whether it is from a file or standard input."""
-    if prompt is not None and prompt != "-":
-        return prompt, False
-    if prompt is None and prompt_file is None and sys.stdin.isatty():
-        raise typer.BadParameter("there is no prompt: give one as an argument, with --prompt-file, or on standard input.")
-    return read_text(prompt_file or Path("-"), "prompt"), True
+def taken_as_model(word: str | None, model: str) -> str:
+    """What to add to an error, if its cause may be that the argument `word` was taken as the model."""
+    from obole.weights.hub import CATALOGUE, holds_model
+
+    if word is None or word != model or word in CATALOGUE or word.endswith(".gguf"):
+        return ""
+    return "" if os.path.isdir(word) and holds_model(Path(word)) else f" ({word!r} was taken as the model.)"
+
+
+def read_prompt(prompt: str | None, prompt_file: Path | None, remark: str = "") -> tuple[str, bool]:
+    """The prompt, and whether it is from a file or standard input. Raises `WrongUsage`, ending in `remark`, if it is empty."""
+    text, from_file = prompt or "", False
+    if prompt == "-" or (prompt is None and (prompt_file is not None or not sys.stdin.isatty())):
+        text, from_file = read_text(prompt_file or Path("-"), "prompt"), True
+    if not text:
+        what = "The prompt is empty" if from_file or prompt is not None else "There is no prompt"
+        raise WrongUsage("prompt", f"{what}: give one as an argument, with --prompt-file, or on standard input.{remark}")
+    return text, from_file
 
 
 def make_prompt(text: str, *, raw: bool, from_file: bool, model: str, has_template: bool) -> Prompt:
@@ -58,10 +77,23 @@ def make_prompt(text: str, *, raw: bool, from_file: bool, model: str, has_templa
     return [{"role": "user", "content": text.removesuffix("\n") if from_file else text}]
 
 
-def print_receipts(result: Result, info: EngineInfo) -> None:
+def print_receipts(result: Result, params: SamplingParams, info: EngineInfo) -> None:
+    several = len(result.choices) > 1
+    width = terminal_width() or RULE
     for choice in result.choices:
-        note(receipt_text(choice, "receipt" if len(result.choices) == 1 else f"receipt of answer {choice.index + 1}"))
+        note(receipt_text(choice, params, f"receipt of answer {choice.index + 1}" if several else "receipt", width))
     note(f"engine  {engine_line(info)}")
+    if several and is_greedy(params):
+        note("All answers are equal, since each takes the likeliest token every time; --temperature 0.8 makes them differ.")
+
+
+@contextmanager
+def explained(remark: str) -> Iterator[None]:
+    """Add `remark` to errors of the model."""
+    try:
+        yield
+    except ModelError as error:
+        raise ModelError(f"{error}{remark}") from error
 
 
 @guarded
@@ -86,10 +118,9 @@ def run(
     A single argument is the prompt, unless it names a model. Ctrl-C ends the answer.
     """
     name, prompt = sort_arguments(model, prompt, prompt_file)
-    text, from_file = read_prompt(prompt, prompt_file)
-    if not text:
-        raise InvalidRequest("prompt", "The prompt is empty; write something for the model to answer or go on from.")
-    with open_engine(name, revision, settings) as engine:
+    remark = taken_as_model(model, name)
+    text, from_file = read_prompt(prompt, prompt_file, remark)
+    with explained(remark), open_engine(name, revision, settings) as engine:
         question = make_prompt(text, raw=raw, from_file=from_file, model=name, has_template=engine.has_chat_template)
         if as_json:
             result = ask(engine, question, params, lambda _: None)
@@ -97,6 +128,6 @@ def run(
         else:
             with Screen(params.n) as screen:
                 result = ask(engine, question, params, screen.show)
-            print_receipts(result, engine.info)
+            print_receipts(result, params, engine.info)
     if was_cancelled(result):
         raise typer.Exit(INTERRUPTED)

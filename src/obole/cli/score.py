@@ -10,7 +10,8 @@ import typer
 
 from obole.cli.answering import open_engine, read_text
 from obole.cli.failures import guarded
-from obole.cli.options import MODEL_HELP, JsonFlag, Revision, with_options
+from obole.cli.options import MODEL_HELP, JsonFlag, Revision, WrongUsage, with_options
+from obole.cli.receipts import plural
 from obole.cli.terminal import print_json, progress_bar
 from obole.engine.results import perplexity_of
 from obole.errors import InvalidRequest
@@ -46,6 +47,8 @@ def score(
     A text longer than the context is scored in windows of that length, side by side: the first token of each window has
     nothing before it and does not count. --max-context makes the windows shorter.
     """
+    if settings.get("max_context") == 1:
+        raise WrongUsage("max_context", "Scoring takes a context of at least 2 tokens, and max_context is 1.")
     text = read_text(file, "file")
     with open_engine(model, revision, settings) as engine:
         if engine.tokenizer is None:
@@ -53,7 +56,8 @@ def score(
         token_ids = list(engine.tokenizer.encode(text, special=True, bos=True))
         logprobs = score_windows(engine, token_ids)
     if not logprobs:
-        raise InvalidRequest("file", f"{file} has {len(token_ids)} tokens; scoring takes at least 2.")
+        name = "standard input" if str(file) == "-" else str(file)
+        raise InvalidRequest("file", f"{name} has {plural(len(token_ids), 'token')}, and scoring takes at least 2.")
     nll = -math.fsum(logprobs) / len(logprobs)
     perplexity = perplexity_of(nll)
     if as_json:

@@ -16,6 +16,7 @@ from rich.text import Text
 Report = Callable[[str, int, int], None]
 
 BYTE_STAGES = ("downloading", "unpacking", "verifying")
+TOKEN_STAGES = ("scoring",)
 # A model's text must not drive the terminal (move its cursor, set its title): control characters but tab and newline
 CONTROLS = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"}
 CONTROLS |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
@@ -28,17 +29,18 @@ def stderr() -> Console:
 
 def print_json(document: Any) -> None:
     """One line of strict JSON: numbers that JSON lacks (infinities, NaN) become null."""
-    sys.stdout.write(json.dumps(_finite(document), allow_nan=False) + "\n")
+    sys.stdout.write(json.dumps(finite(document), allow_nan=False) + "\n")
     sys.stdout.flush()
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """The same with null for numbers that JSON lacks."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
+        return {k: finite(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
+        return [finite(v) for v in value]
     return value
 
 
@@ -49,6 +51,12 @@ def write_text(text: str) -> None:
     encoding = sys.stdout.encoding or "utf-8"
     sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
     sys.stdout.flush()
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal that standard error is; None where it is none."""
+    console = stderr()
+    return console.width if console.is_terminal else None
 
 
 def note(text: str) -> None:
@@ -64,8 +72,10 @@ def spinner(text: str) -> Iterator[Callable[[], None]]:
     if not console.is_terminal:
         yield lambda: None
         return
-    with console.status(text) as status:
-        yield status.stop
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        progress.add_task(text, total=None)
+        yield progress.stop
 
 
 @contextmanager
@@ -79,6 +89,9 @@ def progress_bar() -> Iterator[Report]:
         def report(stage: str, done: int, total: int) -> None:
             if stage in BYTE_STAGES:
                 amount = f"{done / 1e6:.1f} of {total / 1e6:.1f} MB" if total else f"{done / 1e6:.1f} MB"
+            elif stage in TOKEN_STAGES:
+                amount = f"{done:,} of {total:,} tokens" if done else f"{total:,} tokens"
+                total = total if done else 0  # nothing is known before the first step: no "0 %" that stands still
             else:
                 amount = f"{done / total:.0%}" if total else ""
             progress.update(task, description=stage, completed=done, total=total or None, amount=amount)
