@@ -12,8 +12,8 @@ import transformers
 
 from exact.common import check_idle, fingerprints
 from obole import Engine, SamplingParams
+from obole.kernels.formats import dequantize
 from obole.weights.checkpoint import open_checkpoint
-from obole.weights.dequantize import dequantize
 
 LICENCE = Path(__file__).resolve().parents[2] / "LICENSE"
 

@@ -10,7 +10,7 @@ import torch
 from obole.errors import ConfigError
 from obole.kernels.cpu import ISAS
 from obole.kernels.dispatch import Ops, load_ops
-from obole.kernels.packing import BLOCKS
+from obole.kernels.formats import BLOCKS
 from obole.types import WeightTensor
 
 KINDS = tuple(BLOCKS)

@@ -13,9 +13,9 @@ import pytest
 
 from obole.config import END_OF_TURN_TOKENS, ModelConfig, RopeConfig
 from obole.errors import ModelError
+from obole.kernels.formats import dequantize
 from obole.text.gguf_tokenizer import tokenizer_from_gguf
 from obole.weights.checkpoint import Checkpoint, open_checkpoint
-from obole.weights.dequantize import dequantize
 from obole.weights.gguf import read_gguf
 from obole.weights.verified import write_record
 from tests.fakes import checkpoints as make

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import gguf
 import numpy as np
 import pytest
 
+from obole.kernels.formats import BLOCKS, dequantize
 from obole.types import WeightTensor
-from obole.weights.dequantize import dequantize
-from obole.weights.kinds import KINDS, row_bytes
+from obole.weights.kinds import row_bytes
 from tests.fakes.checkpoints import random_quantized
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", BLOCKS)
 def test_equals_the_reference(kind: str) -> None:
     quant = gguf.GGMLQuantizationType[kind]
-    assert (KINDS[kind].elements, KINDS[kind].size) == gguf.GGML_QUANT_SIZES[quant]
+    assert BLOCKS[kind] == gguf.GGML_QUANT_SIZES[quant]
     rng = np.random.default_rng(0)
     for data in (
         rng.integers(0, 256, (5, row_bytes(kind, 512)), dtype=np.uint8),
@@ -39,3 +43,8 @@ def test_known_values() -> None:
 def test_rows_that_do_not_fill_blocks() -> None:
     with pytest.raises(ValueError, match="whole blocks of 256"):
         row_bytes("Q6_K", 128)
+
+
+def test_reading_checkpoints_needs_no_torch() -> None:
+    code = "import sys, obole.weights.checkpoint; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": os.pathsep.join(sys.path)}).returncode == 0

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from obole.errors import ModelError
+from obole.kernels.formats import dequantize
 from obole.weights.checkpoint import open_checkpoint
-from obole.weights.dequantize import dequantize
 from obole.weights.safetensors import read_safetensors
 from tests.fakes import checkpoints as make
 

@@ -8,12 +8,8 @@ import numpy as np
 
 from obole.errors import ModelError
 from obole.kernels.dispatch import Bias
+from obole.kernels.formats import BLOCKS
 from obole.types import WeightTensor
-
-BLOCKS = {  # kind: (weights of a block, bytes of a block), as in a GGUF file
-    "F32": (1, 4), "F16": (1, 2), "BF16": (1, 2), "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24),
-    "Q8_0": (32, 34), "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210),
-}  # fmt: skip
 
 
 def check_parts(parts: Sequence[WeightTensor], biases: Sequence[Bias]) -> int:

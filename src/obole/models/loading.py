@@ -11,9 +11,9 @@ import torch
 
 from obole.errors import ModelError
 from obole.kernels.dispatch import Linear, Ops
+from obole.kernels.formats import dequantize
 from obole.types import WeightTensor
 from obole.weights.checkpoint import Checkpoint
-from obole.weights.dequantize import dequantize
 from obole.weights.kinds import row_bytes
 
 KEPT_BYTES = 32 << 20  # of the file, read and packed but not yet dropped: else it would be in memory twice

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from obole.kernels.formats import dequantize
 from obole.types import WeightTensor
-from obole.weights.dequantize import dequantize
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 

@@ -18,8 +18,9 @@ from typing import Any, NoReturn
 import numpy as np
 
 from obole.errors import ModelError
+from obole.kernels.formats import BLOCKS
 from obole.types import WeightTensor
-from obole.weights.kinds import GGML_TYPES, KINDS, row_bytes
+from obole.weights.kinds import GGML_TYPES, row_bytes
 from obole.weights.mapped import map_file
 
 MAGIC = b"GGUF"
@@ -193,9 +194,9 @@ class _Reader:
         number = self._u32(f"the type of {name!r}")
         offset = self._u64(f"the offset of {name!r}")
         kind = GGML_TYPES.get(number)
-        if kind not in KINDS:
+        if kind not in BLOCKS:
             label = kind or f"number {number}"
-            self._fail(f"tensor {name!r} has the type {label}, which is not supported ({', '.join(KINDS)} are)")
+            self._fail(f"tensor {name!r} has the type {label}, which is not supported ({', '.join(BLOCKS)} are)")
         if min(dims) < 1 or math.prod(dims) > self.size * 8:
             self._fail(f"tensor {name!r} has the dimensions {dims}, which cannot fit in a file of {self.size} bytes")
         try:

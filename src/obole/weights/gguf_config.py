@@ -12,8 +12,8 @@ import numpy as np
 
 from obole.config import END_OF_TURN_TOKENS, ModelConfig, RopeConfig
 from obole.errors import ModelError
+from obole.kernels.formats import dequantize
 from obole.types import WeightTensor
-from obole.weights.dequantize import dequantize
 from obole.weights.fields import Fields, check_config, yarn_context
 from obole.weights.gguf import GgufFile
 

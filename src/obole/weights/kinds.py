@@ -1,32 +1,8 @@
-"""The tensor encodings that obole reads, by their GGUF names. Source: the type table of the GGUF specification."""
+"""The tensor encodings of GGUF by their numbers, and how many bytes a row takes. Source: the GGUF specification."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-
-class Kind(NamedTuple):
-    name: str
-    elements: int  # elements of one block
-    size: int  # bytes of one block
-
-
-KINDS = {
-    kind.name: kind
-    for kind in (
-        Kind("F32", 1, 4),
-        Kind("F16", 1, 2),
-        Kind("BF16", 1, 2),
-        Kind("Q4_0", 32, 18),
-        Kind("Q4_1", 32, 20),
-        Kind("Q5_0", 32, 22),
-        Kind("Q5_1", 32, 24),
-        Kind("Q8_0", 32, 34),
-        Kind("Q4_K", 256, 144),
-        Kind("Q5_K", 256, 176),
-        Kind("Q6_K", 256, 210),
-    )
-}
+from obole.kernels.formats import BLOCKS
 
 # Every number that a GGUF file may hold, so that a type without support is still refused by its name.
 GGML_TYPES = {
@@ -39,7 +15,7 @@ GGML_TYPES = {
 
 def row_bytes(kind: str, elements: int) -> int:
     """Bytes of a row of `elements`. Raises `ValueError` if they do not fill whole blocks."""
-    block = KINDS[kind]
+    block = BLOCKS[kind]
     if elements % block.elements:
         raise ValueError(f"{elements} elements do not fill whole blocks of {block.elements}")
     return elements // block.elements * block.size

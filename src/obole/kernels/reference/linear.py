@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from obole.kernels.reference.formats import GROUP, Codes, values
+from obole.kernels.formats import GROUP, Codes, values
 
 TINY = 2.0**-100
 
@@ -31,7 +31,7 @@ class ReferenceLinear:
 
     def rows(self) -> torch.Tensor:
         """All rows of the matrix as float32 (N, K)."""
-        return torch.cat([p if isinstance(p, torch.Tensor) else values(p) for p in self.parts])
+        return torch.cat([p if isinstance(p, torch.Tensor) else torch.from_numpy(values(p)) for p in self.parts])
 
 
 def fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
@@ -54,16 +54,18 @@ def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def product(x: torch.Tensor, w: Codes) -> torch.Tensor:
     """(R, K) x (N, K) -> (R, N). Sums of integers are exact in float64 in any order."""
     codes, scales = quantize(x)
-    halves = w.scale.shape[2]
-    acc = torch.zeros(x.shape[0], w.code.shape[0])
-    for g in range(w.code.shape[1]):
+    code, scale = torch.from_numpy(w.code), torch.from_numpy(w.scale)
+    minimum = None if w.minimum is None else torch.from_numpy(w.minimum)
+    halves = scale.shape[2]
+    acc = torch.zeros(x.shape[0], code.shape[0])
+    for g in range(code.shape[1]):
         a = codes[:, g].reshape(x.shape[0], halves, -1)
-        b = w.code[:, g].double().reshape(w.code.shape[0], halves, -1)
+        b = code[:, g].double().reshape(code.shape[0], halves, -1)
         for half in range(halves):
             total = a[:, half] @ b[:, half].T - w.zero * a[:, half].sum(dim=1, keepdim=True)
-            acc = fma(total, w.scale[:, g, half] * scales[:, g, None], acc)
-        if w.minimum is not None:
-            acc = fma(a.sum(dim=(1, 2))[:, None], w.minimum[:, g] * scales[:, g, None], acc)
+            acc = fma(total, scale[:, g, half] * scales[:, g, None], acc)
+        if minimum is not None:
+            acc = fma(a.sum(dim=(1, 2))[:, None], minimum[:, g] * scales[:, g, None], acc)
     return acc
 
 

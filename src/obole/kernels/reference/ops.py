@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from obole.kernels.dispatch import Bias, Linear, Outputs
+from obole.kernels.formats import UNQUANTISED, decode, dequantize
 from obole.kernels.packing import check_parts
-from obole.kernels.reference import formats
 from obole.kernels.reference.linear import ReferenceLinear, linear
 from obole.types import WeightTensor
 
@@ -39,12 +39,11 @@ class ReferenceOps:
 
     def pack_linear(self, parts: Sequence[WeightTensor], biases: Sequence[Bias]) -> ReferenceLinear:
         inputs = check_parts(parts, biases)
-        floats = ("F32", "F16", "BF16")
         return ReferenceLinear(
             in_features=inputs,
             out_features=sum(p.shape[0] for p in parts),
             nbytes=sum(p.data.nbytes for p in parts),
-            parts=tuple(formats.decode_float(p) if p.kind in floats else formats.decode(p) for p in parts),
+            parts=tuple(torch.from_numpy(dequantize(p)) if p.kind in UNQUANTISED else decode(p) for p in parts),
             biases=tuple(None if b is None else torch.from_numpy(np.array(b, dtype=np.float32)) for b in biases),
         )
 
