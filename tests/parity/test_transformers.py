@@ -61,6 +61,28 @@ CASES = {
     ),
     "qwen2": (transformers.Qwen2Config, {}),
     "qwen3": (transformers.Qwen3Config, dict(head_dim=32)),
+    "qwen2, sliding layers": (
+        transformers.Qwen2Config,
+        dict(
+            use_sliding_window=True,
+            sliding_window=40,
+            max_window_layers=1,
+            layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+        ),
+    ),
+    "qwen3, sliding layers": (
+        transformers.Qwen3Config,
+        dict(
+            head_dim=32,
+            use_sliding_window=True,
+            sliding_window=24,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        ),
+    ),
+    "qwen2, sliding from a layer on": (
+        transformers.Qwen2Config,
+        dict(use_sliding_window=True, sliding_window=33, max_window_layers=2),
+    ),
     "gemma3": (
         transformers.Gemma3TextConfig,
         dict(
