@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ import pytest
 
 from obole.config import ModelConfig, RopeConfig
 from obole.errors import ModelError
+from obole.layers.rope import context_limit, rope_table
 from obole.weights.checkpoint import open_checkpoint
+from obole.weights.fields import LARGEST, SMALLEST
 from obole.weights.gguf import GgufFile, read_gguf
 from obole.weights.gguf_config import config_from_gguf
-from obole.weights.hf_config import config_from_hf
+from obole.weights.hf_config import ROPE_FIELDS, config_from_hf
 from tests.fakes import checkpoints as make
 
 
@@ -165,6 +168,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "huge": (hf(hidden_size=2**40), "hidden_size must be"),
     "negative": (hf(num_hidden_layers=-1), "num_hidden_layers must be"),
     "epsilon": (hf(rms_norm_eps=0), "rms_norm_eps must be"),
+    "tiny": (hf(rms_norm_eps=1e-320), "rms_norm_eps must be a number from 1e-30 to 1e+30"),
     "infinite": (hf(rms_norm_eps=float("inf")), "rms_norm_eps must be"),
     "truth": (hf(tie_word_embeddings="yes"), "tie_word_embeddings must be true or false"),
 }  # fmt: skip
@@ -177,6 +181,19 @@ def test_refused_by_name(name: str) -> None:
         read(json.loads(json.dumps(config)))
     assert str(caught.value).startswith("m/config.json: ")
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("theta", [1e-30, 1.0000000000000002, 1e4, 1e30])
+@pytest.mark.parametrize("kind", ROPE_FIELDS)
+def test_extreme_numbers_make_a_table_or_are_refused(kind: str, theta: float) -> None:
+    names = sorted(ROPE_FIELDS[kind] - {"truncate"})
+    for values in itertools.product((SMALLEST, 1.0, LARGEST), repeat=len(names)):
+        rope = {"rope_type": kind, "rope_theta": theta, **dict(zip(names, values, strict=True))}
+        try:
+            config = read(hf(rope_parameters=rope, max_position_embeddings=2**31 - 1))
+        except ModelError:
+            continue
+        assert rope_table(config.rope, config.head_dim, config.max_position, context_limit(config), 1).cos.shape == (1, 8)
 
 
 @pytest.mark.parametrize("key", ["hidden_size", "num_hidden_layers", "vocab_size", "intermediate_size", "num_attention_heads"])

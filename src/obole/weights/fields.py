@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -11,6 +10,7 @@ from obole.config import ModelConfig, RopeConfig
 from obole.errors import ModelError
 
 MAX_COUNT = 2**31 - 1
+SMALLEST, LARGEST = 1e-30, 1e30  # of a number, so that quotients of two stay finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,12 @@ class Fields:
         return self._required(key) if value is None else value
 
     def optional_number(self, key: str) -> float | None:
-        """A finite number above 0."""
+        """A number from `SMALLEST` to `LARGEST`."""
         value = self.values.get(key)
         if value is None:
             return None
-        if type(value) not in (int, float) or not 0 < value <= 1e30 or not math.isfinite(value):
-            self.fail(key, f"must be a finite number above 0, not {_short(value)}")
+        if type(value) not in (int, float) or not SMALLEST <= value <= LARGEST:
+            self.fail(key, f"must be a number from {SMALLEST:g} to {LARGEST:g}, not {_short(value)}")
         return float(value)
 
     def boolean(self, key: str, default: bool) -> bool:
