@@ -21,7 +21,7 @@ from obole.bench.samples import Report, Samples, silent
 from obole.config import BLOCK_SIZE
 from obole.errors import InvalidRequest
 from obole.kernels.dispatch import Linear, Ops, Recording
-from obole.kernels.packing import BLOCKS
+from obole.kernels.formats import BLOCKS
 from obole.types import WeightTensor
 
 QUANTISED = tuple(kind for kind in BLOCKS if kind.startswith("Q"))
