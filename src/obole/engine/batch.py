@@ -24,17 +24,18 @@ def build_batch(plan: StepPlan, num_groups: int) -> Batch:
     """Lay the planned tokens of each sequence side by side."""
     count = len(plan.sequences)
     starts = np.array(plan.starts, dtype=np.int32)
-    rows = np.array(plan.rows, dtype=np.int32)
-    row_starts = np.zeros(count + 1, dtype=np.int32)
-    np.cumsum(rows, out=row_starts[1:])
     token_ids: list[int] = []
-    for sequence, start, n in zip(plan.sequences, plan.starts, plan.rows, strict=True):
-        if n == 1:
-            token_ids.append(sequence.tokens[start])
-        else:
+    if plan.total_rows == count:  # one row each: nothing to spread
+        token_ids = [s.tokens[start] for s, start in zip(plan.sequences, plan.starts, strict=True)]
+        row_starts, positions, owner = np.arange(count + 1, dtype=np.int32), starts, np.arange(count)
+    else:
+        for sequence, start, n in zip(plan.sequences, plan.starts, plan.rows, strict=True):
             token_ids.extend(sequence.tokens[start : start + n])
-    positions = np.repeat(starts - row_starts[:-1], rows) + np.arange(row_starts[-1], dtype=np.int32)
-    owner = np.repeat(np.arange(count), rows)
+        rows = np.array(plan.rows, dtype=np.int32)
+        row_starts = np.zeros(count + 1, dtype=np.int32)
+        np.cumsum(rows, out=row_starts[1:])
+        positions = np.repeat(starts - row_starts[:-1], rows) + np.arange(row_starts[-1], dtype=np.int32)
+        owner = np.repeat(np.arange(count), rows)
     tables = [_table(plan, group) for group in range(num_groups)]
     slots = [t[owner, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE for t in tables]
     return Batch(
