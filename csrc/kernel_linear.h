@@ -134,10 +134,11 @@ inline __attribute__((always_inline)) typename V::F accumulate(typename V::F acc
     return acc;
 }
 
-// R rows of one column block.
+// R rows of one column block. With `ahead`, what lies that many bytes further on is called into the second-level cache
+// meanwhile: several rows take longer to compute than to read, and the machine's own prefetching pauses between blocks.
 template <class V, Format Q, int R>
-inline void product_rows(const uint8_t* w, int64_t groups, const Group* acts, typename V::F (&acc)[R]) {
-#pragma GCC unroll 8
+inline void product_rows(const uint8_t* w, int64_t groups, const Group* acts, int64_t ahead, typename V::F (&acc)[R]) {
+#pragma GCC unroll 16
     for (int r = 0; r < R; ++r) acc[r] = V::zero();
     for (int64_t g = 0; g < groups; g += Q.tiles()) {
         auto d = V::zero(), dmin = V::zero();
@@ -150,8 +151,12 @@ inline void product_rows(const uint8_t* w, int64_t groups, const Group* acts, ty
             typename V::I code[8];
             unpack<V, Q>(w + Q.scale_bytes(), code);
             const auto s = scales<V, Q>(w, d, dmin);
+            if constexpr (R >= 4) {
+                if (ahead)
+                    for (int b = 0; b < Q.tile_bytes(); b += 64) V::prefetch(w + ahead + b);
+            }
             w += Q.tile_bytes();
-#pragma GCC unroll 8
+#pragma GCC unroll 16
             for (int r = 0; r < R; ++r) acc[r] = accumulate<V, Q>(acc[r], code, s, acts[r * groups + t]);
         }
     }
@@ -193,9 +198,9 @@ struct Operands {
     int64_t out_row;
 };
 
-// R rows of the C column blocks from `block` on; C is 1 for quantised kinds.
+// R rows of the C column blocks from `block` on; C is 1 for quantised kinds. `last_rows`: the next block comes after them.
 template <class V, Kind K, int R, int C>
-void block_rows(const Operands& o, int64_t block, int64_t row) {
+void block_rows(const Operands& o, int64_t block, int64_t row, bool last_rows) {
     const Part& p = o.part;
     const uint8_t* w = p.data + block * p.block_bytes;
     typename V::F acc[R * C];
@@ -204,7 +209,7 @@ void block_rows(const Operands& o, int64_t block, int64_t row) {
     } else {
         static_assert(C == 1);
         const int64_t groups = p.inputs / kGroup;
-        product_rows<V, format_of(K), R>(w, groups, o.acts + row * groups, acc);
+        product_rows<V, format_of(K), R>(w, groups, o.acts + row * groups, last_rows ? p.block_bytes : 0, acc);
     }
     for (int c = 0; c < C; ++c, ++block) {
         const int64_t n = p.outputs - block * kColumns < kColumns ? p.outputs - block * kColumns : kColumns;
@@ -221,12 +226,14 @@ void block_rows(const Operands& o, int64_t block, int64_t row) {
 template <class V, Kind K, int C>
 void blocks_all_rows(const Operands& o, int64_t block, int64_t rows) {
     int64_t r = 0;
+    if constexpr (V::rows >= 16 && !is_float(K))
+        for (; r + 16 <= rows; r += 16) block_rows<V, K, 16, C>(o, block, r, r + 32 > rows);
     if constexpr (V::rows >= 8 * C)
-        for (; r + 8 <= rows; r += 8) block_rows<V, K, 8, C>(o, block, r);
+        for (; r + 8 <= rows; r += 8) block_rows<V, K, 8, C>(o, block, r, r < 8 && rows < 16);
     if constexpr (V::rows >= 4 * C)
-        for (; r + 4 <= rows; r += 4) block_rows<V, K, 4, C>(o, block, r);
-    for (; r + 2 <= rows; r += 2) block_rows<V, K, 2, C>(o, block, r);
-    for (; r < rows; ++r) block_rows<V, K, 1, C>(o, block, r);
+        for (; r + 4 <= rows; r += 4) block_rows<V, K, 4, C>(o, block, r, r < 4 && rows < 8);
+    for (; r + 2 <= rows; r += 2) block_rows<V, K, 2, C>(o, block, r, false);
+    for (; r < rows; ++r) block_rows<V, K, 1, C>(o, block, r, false);
 }
 
 template <class V, Kind K>

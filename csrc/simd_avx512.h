@@ -12,7 +12,7 @@ namespace {
 struct Avx512 {
     using F = __m512;
     using I = __m512i;
-    static constexpr int rows = 8;  // of a register tile of the product: 8 codes + 8 sums of 32 registers
+    static constexpr int rows = 16;  // of a register tile of the product: 16 sums + 8 codes of 32 registers
     static constexpr const char* name = "avx512vnni";
 
     static __mmask16 lanes(int64_t n) { return static_cast<__mmask16>((1u << n) - 1); }
@@ -92,7 +92,7 @@ struct Avx512 {
         std::memcpy(&x, quad, 4);
         return _mm512_dpbusd_epi32(acc, codes, _mm512_set1_epi32(x));
     }
-    static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+    static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
 private:
     static F widen(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
