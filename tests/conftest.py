@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from fakes.engines import TinyEngine, pool_bytes, write_tiny
 from obole import Engine
 from obole.weights.hub import resolve
+
+# New examples are for people at work; an automatic run tries the same ones each time, so that what failed can be found again.
+settings.register_profile("repeatable", derandomize=True)
+if os.environ.get("CI"):
+    settings.load_profile("repeatable")
 
 
 @pytest.fixture(scope="session")

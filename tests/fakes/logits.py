@@ -15,7 +15,7 @@ def all_logits(engine: Engine, ids: list[int]) -> torch.Tensor:
     while live.unfinished:
         plan = engine._scheduler.plan(engine._clock())
         model = runner.steps.model
-        parts.append(model.logits(model.forward(build_batch(plan, runner.num_groups), runner.steps.pool)))
+        parts.append(model.logits(model.forward(build_batch(plan, runner.num_groups).as_batch(), runner.steps.pool)))
         result = runner.run(plan)
         for event in engine._scheduler.settle(plan, result, engine._clock()):
             engine._deliver(event)

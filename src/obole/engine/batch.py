@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +21,30 @@ class LogitRow(NamedTuple):
     position: int  # of the row's token in its sequence
 
 
-def build_batch(plan: StepPlan, num_groups: int) -> Batch:
+@dataclass(frozen=True, slots=True)
+class Arrays:
+    """A `Batch` before it becomes one: the same fields as arrays, which cost less to make and to copy."""
+
+    token_ids: Ints
+    positions: Ints
+    row_starts: Ints
+    pos_starts: Ints
+    tables: tuple[Ints, ...]
+    slots: tuple[Ints, ...]
+
+    def as_batch(self) -> Batch:
+        """Tensors over the same memory."""
+        return Batch(
+            token_ids=torch.from_numpy(self.token_ids),
+            positions=torch.from_numpy(self.positions),
+            row_starts=torch.from_numpy(self.row_starts),
+            pos_starts=torch.from_numpy(self.pos_starts),
+            tables=tuple(torch.from_numpy(t) for t in self.tables),
+            slots=tuple(torch.from_numpy(s) for s in self.slots),
+        )
+
+
+def build_batch(plan: StepPlan, num_groups: int) -> Arrays:
     """Lay the planned tokens of each sequence side by side."""
     count = len(plan.sequences)
     starts = np.array(plan.starts, dtype=np.int32)
@@ -36,16 +60,10 @@ def build_batch(plan: StepPlan, num_groups: int) -> Batch:
         np.cumsum(rows, out=row_starts[1:])
         positions = np.repeat(starts - row_starts[:-1], rows) + np.arange(row_starts[-1], dtype=np.int32)
         owner = np.repeat(np.arange(count), rows)
-    tables = [_table(plan, group) for group in range(num_groups)]
-    slots = [t[owner, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE for t in tables]
-    return Batch(
-        token_ids=torch.from_numpy(np.array(token_ids, dtype=np.int32)),
-        positions=torch.from_numpy(positions),
-        row_starts=torch.from_numpy(row_starts),
-        pos_starts=torch.from_numpy(starts),
-        tables=tuple(torch.from_numpy(t) for t in tables),
-        slots=tuple(torch.from_numpy(s) for s in slots),
-    )
+    tables = tuple(_table(plan, group) for group in range(num_groups))
+    blocks, offsets = positions // BLOCK_SIZE, positions % BLOCK_SIZE
+    slots = tuple(table[owner, blocks] * BLOCK_SIZE + offsets for table in tables)
+    return Arrays(np.array(token_ids, dtype=np.int32), positions, row_starts, starts, tables, slots)
 
 
 def _table(plan: StepPlan, group: int) -> Ints:

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from obole.cache.pool import KVPool
+from obole.engine.batch import Arrays, Ints
 from obole.kernels.dispatch import Ops, Outputs, Recording
 from obole.layers.batch import Batch
 from obole.models.registry import Model
@@ -41,7 +43,7 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
-    inputs: Batch
+    inputs: Arrays
     recording: Recording
 
 
@@ -52,15 +54,15 @@ class Steps:
     ops: Ops
     _recorded: OrderedDict[Size, _Recorded] = field(default_factory=OrderedDict)
 
-    def compute(self, batch: Batch, every_row: bool) -> Computed:
+    def compute(self, batch: Arrays, every_row: bool) -> Computed:
         """Run the model on a batch; with `every_row`, up to the logits of all rows."""
         rows = batch.token_ids.shape[0]
         if rows > RECORDED_ROWS:
-            return _computed(self._function(batch, every_row)(), every_row)
+            return _computed(self._function(batch.as_batch(), every_row)(), every_row)
         recorded = self.recorded(batch, every_row)
         return _computed(recorded.replay(), every_row)
 
-    def recorded(self, batch: Batch, every_row: bool) -> Recording:
+    def recorded(self, batch: Arrays, every_row: bool) -> Recording:
         """The recording for a batch of this size, made if need be, with the batch laid into its inputs."""
         sequences, blocks = batch.tables[0].shape
         blocks = 1 << (blocks - 1).bit_length()  # few sizes, though tables grow
@@ -68,7 +70,7 @@ class Steps:
         entry = self._recorded.get(size)
         if entry is None:
             inputs = _inputs(size, len(batch.tables))
-            entry = _Recorded(inputs, self.ops.record(self._function(inputs, every_row)))
+            entry = _Recorded(inputs, self.ops.record(self._function(inputs.as_batch(), every_row)))
             self._recorded[size] = entry
             if len(self._recorded) > KEPT_RECORDINGS:
                 self._recorded.popitem(last=False)
@@ -91,24 +93,26 @@ def _computed(outputs: Outputs, every_row: bool) -> Computed:
     return Computed(None, *outputs) if every_row else Computed(*outputs)
 
 
-def _inputs(size: Size, groups: int) -> Batch:
-    def vector(n: int) -> torch.Tensor:
-        return torch.zeros(n, dtype=torch.int32)
+def _inputs(size: Size, groups: int) -> Arrays:
+    def vector(n: int) -> Ints:
+        return np.zeros(n, dtype=np.int32)
 
-    return Batch(
+    return Arrays(
         token_ids=vector(size.rows),
         positions=vector(size.rows),
         row_starts=vector(size.sequences + 1),
         pos_starts=vector(size.sequences),
-        tables=tuple(torch.full((size.sequences, size.blocks), -1, dtype=torch.int32) for _ in range(groups)),
+        tables=tuple(np.full((size.sequences, size.blocks), -1, dtype=np.int32) for _ in range(groups)),
         slots=tuple(vector(size.rows) for _ in range(groups)),
     )
 
 
-def _lay(batch: Batch, inputs: Batch) -> None:
-    for name in ("token_ids", "positions", "row_starts", "pos_starts"):
-        getattr(inputs, name).copy_(getattr(batch, name))
+def _lay(batch: Arrays, inputs: Arrays) -> None:
+    inputs.token_ids[:] = batch.token_ids
+    inputs.positions[:] = batch.positions
+    inputs.row_starts[:] = batch.row_starts
+    inputs.pos_starts[:] = batch.pos_starts
     for table, given in zip(inputs.tables, batch.tables, strict=True):
-        table[:, : given.shape[1]].copy_(given)
+        table[:, : given.shape[1]] = given
     for slots, given in zip(inputs.slots, batch.slots, strict=True):
-        slots.copy_(given)
+        slots[:] = given

@@ -60,8 +60,10 @@ class Arena:
         raise ValueError("A recording can only return results of operations, whole.")
 
     def tensor(self, place: Place) -> torch.Tensor:
-        size = math.prod(place.shape) * place.dtype.itemsize
-        return torch.from_numpy(self._memory[place.index])[:size].view(place.dtype).view(place.shape)
+        count = math.prod(place.shape)
+        if not count:
+            return torch.empty(place.shape, dtype=place.dtype)
+        return torch.frombuffer(self._memory[place.index], dtype=place.dtype, count=count).view(place.shape)
 
 
 def _aligned(size: int) -> Bytes:
