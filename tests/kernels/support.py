@@ -9,8 +9,9 @@ import torch
 
 from obole.errors import ConfigError
 from obole.kernels.cpu import ISAS
-from obole.kernels.dispatch import Ops, load_ops
+from obole.kernels.dispatch import load_ops
 from obole.kernels.formats import BLOCKS
+from obole.kernels.ops import Ops
 from obole.types import WeightTensor
 
 KINDS = tuple(BLOCKS)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from obole.kernels.dispatch import Ops
+from obole.kernels.ops import Ops
 from tests.kernels.support import ISAS_HERE, REFERENCE, native, same_bits
 
 BLOCK = 16

@@ -20,8 +20,8 @@ from obole.bench.machine import last_level_cache
 from obole.bench.samples import Report, Samples, silent
 from obole.config import BLOCK_SIZE
 from obole.errors import InvalidRequest
-from obole.kernels.dispatch import Linear, Ops, Recording
 from obole.kernels.formats import BLOCKS
+from obole.kernels.ops import Linear, Ops, Recording
 from obole.types import WeightTensor
 
 QUANTISED = tuple(kind for kind in BLOCKS if kind.startswith("Q"))

@@ -20,7 +20,7 @@ from obole.bench.samples import Report, Samples, silent
 from obole.engine import runner, steps
 from obole.engine.engine import Engine
 from obole.errors import InvalidRequest
-from obole.kernels.dispatch import Outputs, Recording
+from obole.kernels.ops import Outputs, Recording
 from obole.scheduler.scheduler import Scheduler
 
 WATCHED: tuple[tuple[str, Any, str], ...] = (  # part of a step, owner of the function, its name

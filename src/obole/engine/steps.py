@@ -12,7 +12,7 @@ import torch
 
 from obole.cache.pool import KVPool
 from obole.engine.batch import Arrays, Ints
-from obole.kernels.dispatch import Ops, Outputs, Recording
+from obole.kernels.ops import Ops, Outputs, Recording
 from obole.layers.batch import Batch
 from obole.models.registry import Model
 

@@ -14,7 +14,7 @@ import torch
 from obole.errors import ConfigError
 from obole.kernels import _native
 from obole.kernels.arena import Arena, Place
-from obole.kernels.dispatch import Bias, Linear, Outputs
+from obole.kernels.ops import Bias, Linear, Outputs
 from obole.kernels.packing import check_parts
 from obole.types import WeightTensor
 
@@ -67,7 +67,7 @@ def _empty(shape: Sequence[int], dtype: torch.dtype = _F32) -> torch.Tensor:
 
 
 class NativeRecording:
-    """See `dispatch.Recording`. Keeps `function`, and with it the weights and inputs that the tape points to, alive."""
+    """See `ops.Recording`. Keeps `function`, and with it the weights and inputs that the tape points to, alive."""
 
     __slots__ = ("_tape", "_function", "_arena", "_outputs")
 
@@ -86,7 +86,7 @@ class NativeRecording:
 
 
 class NativeOps:
-    """See `dispatch.Ops`. Several threads may call (one at a time has the worker threads), but not beside `record`."""
+    """See `ops.Ops`. Several threads may call (one at a time has the worker threads), but not beside `record`."""
 
     def __init__(self, threads: int, isa: str) -> None:
         if isa not in (*ISAS, "auto"):

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from obole.errors import ModelError
-from obole.kernels.dispatch import Bias
 from obole.kernels.formats import BLOCKS
+from obole.kernels.ops import Bias
 from obole.types import WeightTensor
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from obole.config import ModelConfig
-from obole.kernels.dispatch import Ops
+from obole.kernels.ops import Ops
 from obole.layers.batch import Batch
 from obole.layers.rope import RopeTable
 

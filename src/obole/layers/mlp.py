@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from obole.errors import ModelError
-from obole.kernels.dispatch import Ops
+from obole.kernels.ops import Ops
 
 
 def gated_activation(ops: Ops, name: str) -> Callable[[torch.Tensor], torch.Tensor]:

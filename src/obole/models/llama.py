@@ -12,7 +12,7 @@ import torch
 
 from obole.cache.pool import KVPool
 from obole.config import ModelConfig
-from obole.kernels.dispatch import Linear, Ops
+from obole.kernels.ops import Linear, Ops
 from obole.layers.attention import AttentionShape, attend, attention_shape
 from obole.layers.batch import Batch
 from obole.layers.mlp import gated_activation

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from obole.errors import ModelError
-from obole.kernels.dispatch import Linear, Ops
 from obole.kernels.formats import dequantize
+from obole.kernels.ops import Linear, Ops
 from obole.types import WeightTensor
 from obole.weights.checkpoint import Checkpoint
 from obole.weights.kinds import row_bytes

@@ -11,7 +11,7 @@ from obole.cache.pool import KVPool
 from obole.cache.spec import CacheSpec, LayerSpec, StateKind
 from obole.config import ModelConfig
 from obole.errors import ModelError
-from obole.kernels.dispatch import Linear
+from obole.kernels.ops import Linear
 from obole.layers.batch import Batch
 from obole.models.gemma import Gemma3
 from obole.models.llama import Llama

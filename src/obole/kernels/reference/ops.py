@@ -1,4 +1,4 @@
-"""The operations of `dispatch.Ops` in plain torch, one row at a time where torch's own sums depend on their number."""
+"""The operations of `ops.Ops` in plain torch, one row at a time where torch's own sums depend on their number."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from obole.kernels.dispatch import Bias, Linear, Outputs
 from obole.kernels.formats import UNQUANTISED, decode, dequantize
+from obole.kernels.ops import Bias, Linear, Outputs
 from obole.kernels.packing import check_parts
 from obole.kernels.reference.linear import ReferenceLinear, linear
 from obole.types import WeightTensor
