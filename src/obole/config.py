@@ -73,6 +73,10 @@ class ModelConfig:
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
 
+    def window_of(self, layer: int) -> int | None:
+        """Positions that a token sees in this layer, its own included; None: all before it."""
+        return self.sliding_window if self.sliding_layers and self.sliding_layers[layer] else None
+
 
 def _count(name: str, value: object, most: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:

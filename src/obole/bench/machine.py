@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 import time
@@ -10,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import psutil
 
 from obole.bench.samples import Samples
+from obole.engine.machine import total_memory, usable_processors
 from obole.errors import ConfigError
 
 try:
@@ -49,7 +48,7 @@ class Roofs:
 
 
 def this_machine() -> Machine:
-    return Machine(_cpu_name(), len(os.sched_getaffinity(0)), psutil.virtual_memory().total, last_level_cache())
+    return Machine(_cpu_name(), usable_processors(), total_memory(), last_level_cache())
 
 
 def last_level_cache() -> int:

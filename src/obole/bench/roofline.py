@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -100,17 +101,12 @@ def linear_work(model: Model, rows: int, logit_rows: int) -> Work:
 
 def attention_products(config: ModelConfig, start: int, rows: int) -> int:
     """Products of queries with keys and of weights with values, for the rows at positions [start, start + rows)."""
-    sliding = config.sliding_layers or (False,) * config.num_layers
-    layers = {window: sum((config.sliding_window if s else None) == window for s in sliding) for window in _windows(config)}
+    layers = Counter(map(config.window_of, range(config.num_layers)))
     visible = sum(
         count * sum(visible_tokens(position, 1, window) for position in range(start, start + rows))
         for window, count in layers.items()
     )
     return 2 * config.num_heads * config.head_dim * visible
-
-
-def _windows(config: ModelConfig) -> set[int | None]:
-    return {config.sliding_window if slides else None for slides in config.sliding_layers or (False,)}
 
 
 def _decoding(engine: Engine, machine: Roofs, count: int, context: int, steps: int, repeat: int) -> RooflineRow:

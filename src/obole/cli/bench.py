@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -72,12 +72,14 @@ def show(as_json: str | None, document: dict[str, Any], table: Callable[[], None
             raise InvalidRequest("json", f"{as_json} cannot be written: {error.strerror}.") from None
 
 
-def document_of(engine: Engine, benchmark: str, repeat: int) -> dict[str, Any]:
+def document_of(engine: Engine, benchmark: str, repeat: int, rows: Iterable[Any], **more: Any) -> dict[str, Any]:
+    """What --json prints: the machine, the model, further results by name, and a row for each measurement."""
     from obole.bench.machine import this_machine
-    from obole.bench.report import header, model_facts
+    from obole.bench.report import header, model_facts, to_json
 
     facts = header(benchmark, this_machine(), engine.info.kernels, engine.info.threads)
-    return {**facts, **model_facts(engine.info), "repeat": repeat}
+    results = {name: to_json(value) for name, value in more.items()}
+    return {**facts, **model_facts(engine.info), "repeat": repeat, **results, "rows": [to_json(row) for row in rows]}
 
 
 @bench.command("latency")
@@ -101,10 +103,9 @@ def latency(
     check_file(as_json)
     with open_engine(model, revision, settings) as engine, progress_bar() as report:
         from obole.bench.latency import latency as measure
-        from obole.bench.report import to_json
 
         rows = measure(engine, prompt_tokens, output_tokens, contexts, repeat, report)
-        document = {**document_of(engine, "latency", repeat), "rows": [to_json(row) for row in rows]}
+        document = document_of(engine, "latency", repeat, rows)
     show(as_json, document, lambda: tables.latency_table(rows))
 
 
@@ -126,11 +127,10 @@ def throughput(
     several = counts("--sequences", sequences, 1)
     check_file(as_json)
     with open_engine(model, revision, settings) as engine, progress_bar() as report:
-        from obole.bench.report import to_json
         from obole.bench.throughput import throughput as measure
 
         rows = measure(engine, several, prompt_tokens, output_tokens, repeat, report)
-        document = {**document_of(engine, "throughput", repeat), "rows": [to_json(row) for row in rows]}
+        document = document_of(engine, "throughput", repeat, rows)
     show(as_json, document, lambda: tables.throughput_table(rows))
 
 
@@ -164,9 +164,10 @@ def kernels(
         from obole.bench.kernels import kernels as measure
         from obole.bench.machine import this_machine
         from obole.bench.report import header, to_json
+        from obole.engine.machine import usable_processors
         from obole.kernels.dispatch import load_ops
 
-        ops = load_ops(implementation, threads or len(os.sched_getaffinity(0)))
+        ops = load_ops(implementation, threads or usable_processors())
         names = DEFAULT_KINDS if kinds is None else tuple(kinds.upper().replace(" ", "").split(","))
         found = measure(ops, names, numbers, Shape(int(sides[1]), int(sides[2])), repeat, report=report)
         document = {
@@ -196,16 +197,11 @@ def roofline(
     several = counts("--sequences", sequences, 1)
     check_file(as_json)
     with open_engine(model, revision, settings) as engine, progress_bar() as report:
-        from obole.bench.report import to_json
         from obole.bench.roofline import roofline as measure
 
         found = measure(engine, several, context, output_tokens, prompt_tokens, repeat, report)
-        document = {
-            **document_of(engine, "roofline", repeat),
-            "one_thread": to_json(found.one_thread),
-            "all_threads": to_json(found.all_threads),
-            "rows": [to_json(row) for row in found.rows],
-        }
+        roofs = {"one_thread": found.one_thread, "all_threads": found.all_threads}
+        document = document_of(engine, "roofline", repeat, found.rows, **roofs)
     show(as_json, document, lambda: tables.roofline_table(found))
 
 
@@ -228,8 +224,7 @@ def overhead(
     check_file(as_json)
     with open_engine(model, revision, settings) as engine, progress_bar() as report:
         from obole.bench.overhead import overhead as measure
-        from obole.bench.report import to_json
 
         rows = measure(engine, several, context, output_tokens, repeat, report)
-        document = {**document_of(engine, "overhead", repeat), "rows": [to_json(row) for row in rows]}
+        document = document_of(engine, "overhead", repeat, rows)
     show(as_json, document, lambda: tables.overhead_table(rows))

@@ -110,7 +110,7 @@ class Engine:
         finally:
             for one in live:
                 self._drop(one)
-        return [self._result_of(one) for one in live]
+        return [one.result for one in live if one.result is not None]  # all of them: each has ended
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, tenant: str = "") -> Stream:
         """Answer one prompt, a delta after each step that has news; the last delta carries the `Result`.

@@ -24,13 +24,12 @@ class AttentionShape:
 
 
 def attention_shape(config: ModelConfig, layer: int) -> AttentionShape:
-    sliding = bool(config.sliding_layers) and config.sliding_layers[layer]
     return AttentionShape(
         heads=config.num_heads,
         kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
         scale=config.attention_scale if config.attention_scale is not None else config.head_dim**-0.5,
-        window=config.sliding_window if sliding else None,
+        window=config.window_of(layer),
         softcap=config.attention_softcap,
         eps=config.rms_eps,
     )

@@ -43,7 +43,7 @@ class Gemma3:
         local = rope_table(config.rope_local or config.rope, config.head_dim, config.max_position, context, positions)
         self.embedding = loader.linear("model.embed_tokens.weight")
         self.layers = [
-            self._layer(loader, config, i, local if config.sliding_layers[i] else full) for i in range(config.num_layers)
+            self._layer(loader, config, i, full if config.window_of(i) is None else local) for i in range(config.num_layers)
         ]
         self.norm = loader.vector("model.norm.weight")
         self.head = self.embedding if config.tie_embeddings else loader.linear("lm_head.weight")

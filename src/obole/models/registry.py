@@ -52,13 +52,11 @@ def build_model(loader: Loader, context: int, positions: int) -> Model:
 
 
 def cache_spec(config: ModelConfig) -> CacheSpec:
-    """Full attention everywhere but in the layers marked as sliding."""
-    sliding = config.sliding_layers or (False,) * config.num_layers
+    """Full attention everywhere but in the layers that have a window."""
+    windows = map(config.window_of, range(config.num_layers))
     return CacheSpec(
         tuple(
-            LayerSpec(StateKind.SLIDING, config.num_kv_heads, config.head_dim, config.sliding_window)
-            if slides
-            else LayerSpec(StateKind.FULL, config.num_kv_heads, config.head_dim)
-            for slides in sliding
+            LayerSpec(StateKind.FULL if w is None else StateKind.SLIDING, config.num_kv_heads, config.head_dim, w)
+            for w in windows
         )
     )
