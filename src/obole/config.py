@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from obole.errors import ConfigError
+from obole.types import SPECULATE
 
 MAX_POSITIONS = 1 << 24  # of a context: tables for more would not fit, and no model has them
 BLOCK_SIZE = 16  # tokens in a KV block, and lanes in an AVX-512 register of floats: one block fills one register
@@ -78,9 +79,9 @@ class ModelConfig:
         return self.sliding_window if self.sliding_layers and self.sliding_layers[layer] else None
 
 
-def _count(name: str, value: object, most: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise ConfigError(f"{name} must be a whole number from 1 to {most}, not {value!r}.")
+def _count(name: str, value: object, most: int, least: int = 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ConfigError(f"{name} must be a whole number from {least} to {most}, not {value!r}.")
 
 
 def _choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
@@ -108,10 +109,16 @@ class EngineConfig:
     max_context: int | None = None  # None: what the model was made for
     threads: int | None = None  # None: the processors this process may use
     kernels: str = "auto"  # "native", "reference"; auto: native
+    speculate: str = "auto"  # which drafts requests try that do not say: "off", a source of drafts, or auto: all, where they pay
+    draft_memory: int = 64 << 20  # bytes of earlier prompts and answers kept to draft from; as much again for their indexes
+    draft_memory_seconds: int = 3600  # that a text is kept after it was last added to
     scheduler: SchedulerConfig = SchedulerConfig()
 
     def __post_init__(self) -> None:
         _choice("kv_dtype", self.kv_dtype, ("auto", "float32", "bfloat16"))
+        _choice("speculate", self.speculate, SPECULATE)
+        _count("draft_memory", self.draft_memory, 1 << 50, least=0)
+        _count("draft_memory_seconds", self.draft_memory_seconds, 1 << 40, least=0)
         _choice("kernels", self.kernels, ("auto", "native", "reference"))
         for name, most in (("kv_device", 1 << 50), ("max_context", MAX_POSITIONS), ("threads", 1024)):
             value = getattr(self, name)

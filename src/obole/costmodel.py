@@ -1,6 +1,14 @@
-"""What a step reads from memory: pure functions of rows and context. No torch, no state."""
+"""What a step reads from memory and how long it takes, as functions of rows and context. No torch."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+PACE_GAIN = 0.2  # share of a step's deviation that counts as a change of the machine's pace
+SHAPE_GAIN = 0.05  # and as one of the curve at that number of rows
 
 
 def visible_tokens(start: int, rows: int, window: int | None) -> int:
@@ -23,3 +31,48 @@ def weight_bytes_read(rows: int, heads: int, layer_bytes: int, head_bytes: int, 
     A product of more rows than fit the cache reads its weights again for every few dozen rows; that is not counted.
     """
     return layer_bytes + rows * embedding_row_bytes + heads * head_bytes
+
+
+@dataclass(slots=True)
+class StepCost:
+    """Seconds that a step takes: a curve over its rows, and what context adds. Calibrated once, corrected by every step.
+
+    `rows` (ascending, from 1) and `seconds` are measured with hardly any context; `context_seconds` is what a cached token
+    adds for each row that sees it, `read_seconds` what it adds for each sequence. Machines that share their memory change
+    their pace within seconds, so `pace` follows quickly, while the shape of the curve, on which decisions rest, follows
+    slowly.
+    """
+
+    rows: list[int]
+    seconds: list[float]
+    context_seconds: float = 0.0
+    read_seconds: float = 0.0
+    pace: float = 1.0
+    _curve: np.ndarray[Any, np.dtype[np.float64]] | None = None
+
+    def curve(self, most: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """Seconds (most + 1,) of steps of 0 to `most` rows at the reference pace, context aside; beyond the last point straight on."""
+        if self._curve is None or self._curve.size <= most:
+            at = np.arange(max(most, self.rows[-1]) + 1, dtype=np.float64)
+            curve = np.interp(at, self.rows, self.seconds)
+            slope = self.seconds[-1] / self.rows[-1]
+            if len(self.rows) > 1:
+                slope = (self.seconds[-1] - self.seconds[-2]) / (self.rows[-1] - self.rows[-2])
+            beyond = at > self.rows[-1]
+            curve[beyond] = self.seconds[-1] + slope * (at[beyond] - self.rows[-1])
+            self._curve = curve
+        return self._curve[: most + 1]
+
+    def of(self, rows: int, context_rows: int, context: int) -> float:
+        """Seconds of a step now; `context`: cached tokens of all its sequences, `context_rows`: each counted once a row."""
+        reference = float(self.curve(rows)[rows]) + self.context_seconds * context_rows + self.read_seconds * context
+        return self.pace * reference
+
+    def observe(self, rows: int, context_rows: int, context: int, seconds: float) -> None:
+        """Learn from a step that took `seconds`. Outliers (a step of more than four times what was expected) count as such."""
+        ratio = min(4.0, max(0.25, seconds / self.of(rows, context_rows, context)))
+        self.pace *= ratio**PACE_GAIN
+        if rows > self.rows[0]:
+            nearest = min(range(len(self.rows)), key=lambda i: abs(self.rows[i] - rows))
+            self.seconds[nearest] *= ratio**SHAPE_GAIN
+            self._curve = None

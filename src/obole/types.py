@@ -30,6 +30,53 @@ class Status(enum.Enum):
     FINISHED = "finished"
 
 
+class Source(enum.StrEnum):
+    """Who proposed a token of an answer. The model chooses every one of them; a draft is only ever confirmed."""
+
+    MODEL = "model"  # nobody: it came from the model's own pass
+    LOOKUP = "lookup"  # the sequence's own prompt and output
+    MEMORY = "memory"  # earlier prompts and answers of the same tenant
+    PREDICTION = "prediction"  # the text that the caller expects back
+    FORCED = "forced"  # a grammar left no choice
+    DRAFT = "draft"  # a smaller model
+
+
+SPECULATE = ("auto", "off", "lookup", "memory", "prediction", "forced", "draft")
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer must look like. `kind`: "json_schema", "json_object" (no text), "regex" or "lark"."""
+
+    kind: str
+    text: str = ""
+
+
+class Constraint(Protocol):
+    """What may come next in one sequence, which owns it: a grammar and how far the answer has come in it."""
+
+    def allowed(self) -> np.ndarray[Any, np.dtype[np.uint32]]:
+        """Bits (ceil(vocabulary / 32),): bit i % 32 of word i // 32 is set where token i may come. Good until the next call."""
+
+    def accept(self, token_id: int) -> None:
+        """The token was chosen; it was one of those allowed."""
+
+    def forced(self) -> list[int]:
+        """Tokens that must come next whatever the model says; may be empty."""
+
+    @property
+    def over(self) -> bool:
+        """Nothing may follow: the answer ends here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Tokens proposed to follow a sequence's newest one, and who proposed each: one of equal length, never empty."""
+
+    tokens: list[int]
+    sources: list[Source]
+
+
 @dataclass(frozen=True, slots=True)
 class WeightTensor:
     """One tensor of a checkpoint as it lies in the file.
@@ -70,6 +117,9 @@ class SamplingParams:
     n: int = 1
     logprobs: int | None = None  # number of alternatives beside the chosen token; None: no log-probabilities
     prompt_logprobs: int | None = None  # the same for the prompt
+    speculate: str | None = None  # which drafts to try, one of `SPECULATE`; None: as the engine is set. No answer depends on it
+    prediction: str | tuple[int, ...] | None = None  # text that is expected back, mostly unchanged: a source of drafts
+    grammar: Grammar | None = None  # what the answer must look like
 
     def __post_init__(self) -> None:
         _integer("max_tokens", self.max_tokens, 0, 2**63 - 1, optional=True)
@@ -87,6 +137,14 @@ class SamplingParams:
         _integer("n", self.n, 1, MAX_CHOICES)
         _integer("logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS, optional=True)
         _integer("prompt_logprobs", self.prompt_logprobs, 0, MAX_TOP_LOGPROBS, optional=True)
+        if self.speculate is not None and self.speculate not in SPECULATE:
+            raise InvalidRequest("speculate", f"speculate must be one of {', '.join(SPECULATE)}, not {self.speculate!r}.")
+        if self.prediction is not None and not isinstance(self.prediction, str):
+            object.__setattr__(self, "prediction", _items("prediction", self.prediction))
+            for token in self.prediction:
+                _integer("prediction", token, 0, 2**31 - 1)
+        if self.grammar is not None and not isinstance(self.grammar, Grammar):
+            raise InvalidRequest("grammar", f"grammar must be a Grammar, not {type(self.grammar).__name__}.")
         if not isinstance(self.ignore_eos, bool):
             raise InvalidRequest("ignore_eos", "ignore_eos must be true or false.")
         stop: object = self.stop  # a single string is what most callers have
@@ -136,6 +194,7 @@ class Request:
     seed: int
     eos_ids: frozenset[int] = frozenset()
     tenant: str = ""
+    prediction_ids: tuple[int, ...] = ()  # `params.prediction` as tokens
     arrival: float = 0.0  # seconds on the engine's clock
 
 
@@ -165,15 +224,25 @@ class Sequence:
     """One answer in the making: its tokens, and a count of those already computed.
 
     The scheduler owns `status`, `num_computed`, `tokens`; the cache manager owns `tables`, `keys` and
-    `num_registered`; both fill in the receipt's counters where the work is done.
+    `num_registered`; both fill in the receipt's counters where the work is done. The controller hangs `draft` on a
+    sequence before a step is planned, the scheduler may shorten it, and takes it off when the step is settled.
     """
 
     __slots__ = (
         "request", "index", "seed", "tokens", "prompt_len", "max_len", "min_len", "stop_ids", "status", "num_computed",
         "tables", "keys", "num_registered", "parent", "text", "logprobs", "prompt_logprobs", "finish_reason", "tally", "dead",
+        "draft", "constraint", "speculation",
     )  # fmt: skip
 
-    def __init__(self, request: Request, index: int, seed: int, max_len: int, text: TextTracker | None = None) -> None:
+    def __init__(
+        self,
+        request: Request,
+        index: int,
+        seed: int,
+        max_len: int,
+        text: TextTracker | None = None,
+        constraint: Constraint | None = None,
+    ) -> None:
         params = request.params
         self.request = request
         self.index = index  # which of the n choices
@@ -196,6 +265,9 @@ class Sequence:
         self.finish_reason: FinishReason | None = None
         self.tally = Tally()
         self.dead = False  # cancelled while a step that contains it is under way
+        self.draft: Draft | None = None  # of the step under way or about to be planned
+        self.constraint = constraint  # advanced by the runner with each token it chooses
+        self.speculation: object | None = None  # the controller's own, as long as the sequence lives
 
     @property
     def output_ids(self) -> list[int]:
@@ -216,6 +288,11 @@ class Tally:
     passes: int = 0
     weight_bytes: int = 0
     kv_bytes: int = 0
+    accepted: dict[Source, int] = field(default_factory=dict)  # tokens of the answer that were drafted, by source
+    drafted: dict[Source, int] = field(default_factory=dict)
+    draftless_passes: int = 0  # that chose a token without a draft
+    draft_seconds: float = 0.0
+    saved_seconds: float = 0.0  # estimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +302,11 @@ class Receipt:
     Sums: cached_tokens + computed_tokens + unread_tokens = prompt_tokens, unread being those that a cancelled request never
     came to; sum(sources) = output_tokens; queued + prefill + decode = total seconds. `weight_bytes` is this answer's share,
     by rows, of what its forward passes read.
+
+    `sources`: tokens of the answer by who proposed them; `drafted`: tokens proposed, by source, of which `rejected` were not
+    what the model chose (or came after the end). `draftless_passes`: passes that chose a token without a draft.
+    `draft_seconds`: time spent on finding drafts; `saved_seconds`: estimate of the time that the same tokens would have taken
+    one by one, less the time that they took.
     """
 
     prompt_tokens: int
@@ -243,13 +325,19 @@ class Receipt:
     decode_seconds: float
     total_seconds: float
     seed: int
+    drafted: Mapping[str, int]
+    rejected: Mapping[str, int]
+    draftless_passes: int
+    draft_seconds: float
+    saved_seconds: float
 
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step: for each sequence, the tokens [start, start + rows) are computed.
+    """One step: for each sequence, the tokens [start, start + rows) are computed, its draft counted as the last ones.
 
-    `samples[i]` says that the last row of sequence i is its newest token, so that the step yields the next one.
+    `samples[i]` says that the newest token of sequence i is among them, so that the step yields the next one, and with
+    a draft up to one more than was drafted.
     `copies` are (from, to) block ids to copy before anything is written (copy on write).
     Parallel lists rather than records: a plan for 256 sequences must cost well under a millisecond.
     """
@@ -280,3 +368,4 @@ class Event:
     sequence: Sequence
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
+    sources: tuple[Source, ...] = ()  # of each token

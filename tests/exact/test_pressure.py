@@ -11,7 +11,7 @@ from obole import SamplingParams
 from obole.types import FinishReason
 
 
-@pytest.mark.parametrize(("arch", "blocks"), [("llama", 24), ("gemma3", 45)])
+@pytest.mark.parametrize(("arch", "blocks"), [("llama", 24), ("gemma3", 36)])
 def test_a_hundred_random_requests(tiny_engine, arch, blocks):
     rng = random.Random(20)
     calm = tiny_engine(arch, prefix_cache=False)

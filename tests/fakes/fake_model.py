@@ -69,23 +69,35 @@ class FakeModel:
             self.slots[target] = list(self.slots[source])
         # all rows of a layer are written before any is read, as attention kernels do
         for seq, start, rows in zip(plan.sequences, plan.starts, plan.rows, strict=True):
+            contexts = self.contexts(seq)
             for position in range(start, start + rows):
-                self.write(seq, position)
+                self.write(seq, position, contexts)
         for seq, start, rows in zip(plan.sequences, plan.starts, plan.rows, strict=True):
+            contexts = self.contexts(seq)
             for position in range(start, start + rows):
-                self.read(seq, position)
+                self.read(seq, position, contexts)
         self.rows_computed += plan.total_rows
         result = StepResult(
             [], [], [], WEIGHT_BYTES, [1000 * rows + start for start, rows in zip(plan.starts, plan.rows, strict=True)]
         )
         for i, seq in enumerate(plan.sequences):
             params = seq.request.params
-            new = [next_token(seq.tokens, seq.seed, self.vocab)] if plan.samples[i] else []
+            new = self.verified(seq) if plan.samples[i] else []
             result.tokens.append(new)
             wants = params.logprobs is not None and bool(new)
-            result.logprobs.append([score([*seq.tokens, *new], len(seq.tokens))] if wants else None)
+            entries = [score([*seq.tokens, *new], len(seq.tokens) + j) for j in range(len(new))]
+            result.logprobs.append(entries if wants else None)
             result.prompt_logprobs.append(self.prompt_scores(seq, plan.starts[i], plan.rows[i]))
         return result
+
+    def verified(self, seq: Sequence) -> list[int]:
+        """What the model says after the newest token, and after each drafted one that it said itself."""
+        new: list[int] = []
+        for drafted in [*draft_of(seq), None]:
+            new.append(next_token([*seq.tokens, *new], seq.seed, self.vocab))
+            if new[-1] != drafted:
+                break
+        return new
 
     def prompt_scores(self, seq: Sequence, start: int, rows: int) -> list[TokenLogprob] | None:
         if seq.request.params.prompt_logprobs is None:
@@ -105,8 +117,10 @@ class FakeModel:
         for seq, start, rows, samples in zip(plan.sequences, plan.starts, plan.rows, plan.samples, strict=True):
             assert rows > 0
             assert start == seq.num_computed
-            assert start + rows <= len(seq.tokens)
-            assert samples == (start + rows == len(seq.tokens) < seq.max_len)
+            assert start + rows <= len(seq.tokens) + len(draft_of(seq))
+            assert samples == (start + rows >= len(seq.tokens) < seq.max_len)
+            if draft_of(seq):
+                assert start + rows == len(seq.tokens) + len(draft_of(seq)) < seq.max_len
             for table in seq.tables:
                 for block in table[start // BLOCK_SIZE : (start + rows - 1) // BLOCK_SIZE + 1]:
                     assert block >= 0, "a row has no block to be written to"
@@ -117,16 +131,16 @@ class FakeModel:
                 for block in table[first : start // BLOCK_SIZE]:
                     assert block not in writers, "a sequence reads a block that another one writes"
 
-    def write(self, seq: Sequence, position: int) -> None:
-        context = self.contexts(seq)[position]
+    def write(self, seq: Sequence, position: int, contexts: list[bytes]) -> None:
+        context = contexts[position]
         for g, table in enumerate(seq.tables):
             self.slots[table[position // BLOCK_SIZE]][position % BLOCK_SIZE] = Slot(g, position, context, seq.request.tenant)
 
     def contexts(self, seq: Sequence) -> list[bytes]:
-        return extend_digests(self.digests.setdefault(seq, []), seq.tokens)
+        known = extend_digests(self.digests.setdefault(seq, []), seq.tokens)
+        return extend_digests(list(known), [*seq.tokens, *draft_of(seq)]) if seq.draft else known
 
-    def read(self, seq: Sequence, position: int) -> None:
-        contexts = self.contexts(seq)
+    def read(self, seq: Sequence, position: int, contexts: list[bytes]) -> None:
         for g, (group, table) in enumerate(zip(self.groups, seq.tables, strict=True)):
             first = 0 if group.window is None else max(0, position - group.window + 1)
             for p in range(first, position + 1):
@@ -134,6 +148,10 @@ class FakeModel:
                 assert block >= 0, f"position {position} needs the block of position {p}, which is gone"
                 wanted = (g, p, contexts[p], seq.request.tenant)
                 assert self.slots[block][p % BLOCK_SIZE] == wanted, f"position {position} reads a wrong slot for position {p}"
+
+
+def draft_of(seq: Sequence) -> list[int]:
+    return [] if seq.draft is None else seq.draft.tokens
 
 
 def solo(seq: Sequence, vocab: int) -> tuple[list[int], FinishReason]:

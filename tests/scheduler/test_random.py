@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 
 from hypothesis import given, settings
@@ -13,8 +14,8 @@ from obole.config import SchedulerConfig
 from obole.errors import InvalidRequest
 from obole.scheduler.receipt import receipt
 from obole.scheduler.scheduler import Scheduler
-from obole.types import FinishReason, Request, SamplingParams, Sequence, Status
-from tests.fakes.fake_model import WEIGHT_BYTES, FakeModel, score, solo
+from obole.types import Draft, FinishReason, Request, SamplingParams, Sequence, Source, Status
+from tests.fakes.fake_model import WEIGHT_BYTES, FakeModel, next_token, score, solo
 
 FULL = CacheGroup(StateKind.FULL, None, (0,))
 LAYOUTS = ((FULL,), (FULL, CacheGroup(StateKind.SLIDING, 20, (1,))), (CacheGroup(StateKind.SLIDING, 33, (0,)),))
@@ -78,7 +79,7 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
 class Run:
     """Drives a scheduler and a fake model to the end, checking the books at every turn."""
 
-    def __init__(self, layout: tuple[CacheGroup, ...], blocks: int, config: SchedulerConfig) -> None:
+    def __init__(self, layout: tuple[CacheGroup, ...], blocks: int, config: SchedulerConfig, drafts: int = 0) -> None:
         cache = KVCacheManager(layout, blocks, {}, prefix_cache=config.prefix_cache, chunk=config.max_batch_tokens)
         self.scheduler = Scheduler(config, cache, CONTEXT)
         self.model = FakeModel(layout, blocks, config.max_batch_tokens, VOCAB)
@@ -88,6 +89,19 @@ class Run:
         self.streams: dict[Sequence, list[int]] = {}
         self.endings: dict[Sequence, FinishReason] = {}
         self.weight_bytes = 0
+        self.drafting = random.Random(drafts)
+        self.most_drafted = drafts
+
+    def hang_drafts(self) -> None:
+        """On some of the decoding sequences, drafts that are right, right up to somewhere, or wrong from the start."""
+        for seq in self.scheduler.decoding():
+            length = self.drafting.randint(0, self.most_drafted)
+            right = self.drafting.choice([0, length, self.drafting.randint(0, length)])
+            tokens = list(seq.tokens)
+            for i in range(length):
+                tokens.append(next_token(tokens, seq.seed, VOCAB) if i < right else self.drafting.randrange(VOCAB))
+            if length:
+                seq.draft = Draft(tokens[len(seq.tokens) :], [Source.LOOKUP] * length)
 
     def submit(self, job: Job) -> None:
         params = job.request.params
@@ -117,6 +131,7 @@ class Run:
                     self.submit(job)
             self.cancel(workload, step, during=False)
             self.scheduler.check()
+            self.hang_drafts()
             plan = self.scheduler.plan(float(step))
             self.scheduler.check()
             assert (plan is None) == (not self.scheduler.has_work)
@@ -160,9 +175,9 @@ def check_answers(run: Run, workload: list[Job]) -> None:
 
 
 @settings(max_examples=80, deadline=None)
-@given(st.sampled_from(LAYOUTS), st.integers(4, 24), configs(), workloads())
-def test_every_answer_equals_the_request_run_alone(layout, blocks, config, workload):
-    run = Run(layout, blocks, config)
+@given(st.sampled_from(LAYOUTS), st.integers(4, 24), configs(), workloads(), st.sampled_from([0, 3, 40]))
+def test_every_answer_equals_the_request_run_alone(layout, blocks, config, workload, drafts):
+    run = Run(layout, blocks, config, drafts)
     run.play(workload)
     check_answers(run, workload)
 
@@ -213,5 +228,7 @@ def check_receipt(seq: Sequence) -> None:
     assert sum(bill.sources.values()) == bill.output_tokens == len(seq.output_ids)
     assert bill.queued_seconds + bill.prefill_seconds + bill.decode_seconds == bill.total_seconds
     assert min(bill.queued_seconds, bill.prefill_seconds, bill.decode_seconds) >= 0
-    assert bill.forward_passes >= bill.output_tokens
+    assert bill.forward_passes >= bill.sources.get("model", 0)
+    for source, drafted in bill.drafted.items():
+        assert drafted == bill.sources.get(source, 0) + bill.rejected[source]
     assert bill.preemptions > 0 or bill.recomputed_tokens == 0

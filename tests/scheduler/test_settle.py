@@ -127,7 +127,7 @@ def test_scoring_yields_no_token(scores):
     assert seq.output_ids == []
     assert len(seq.prompt_logprobs) == (39 if scores == 0 else 0)
     bill = receipt(seq)
-    assert (bill.output_tokens, bill.sources, bill.decode_seconds) == (0, {"model": 0}, 0.0)
+    assert (bill.output_tokens, bill.sources, bill.decode_seconds) == (0, {}, 0.0)
 
 
 def test_weight_bytes_are_shared_by_rows_and_nothing_is_lost():

@@ -15,6 +15,7 @@ from obole.cache.pool import KVPool
 from obole.cache.prefix import Value
 from obole.cache.spec import group_layers
 from obole.config import BLOCK_SIZE, EngineConfig
+from obole.engine.calibration import calibrate
 from obole.engine.machine import available_memory, total_memory, usable_processors
 from obole.engine.results import EngineInfo
 from obole.engine.runner import Runner
@@ -25,6 +26,9 @@ from obole.layers.rope import context_limit
 from obole.models.loading import Loader
 from obole.models.registry import build_model, cache_spec
 from obole.scheduler.scheduler import Scheduler
+from obole.speculate.controller import Controller
+from obole.speculate.lookup import IndexStore
+from obole.speculate.memory import Memory
 from obole.text.folder_tokenizer import tokenizer_from_folder
 from obole.text.gguf_tokenizer import tokenizer_from_gguf
 from obole.text.templates import ChatTemplate, chat_templates_from_folder, chat_templates_from_gguf
@@ -47,6 +51,7 @@ class Parts:
     template: ChatTemplate | None
     scheduler: Scheduler
     runner: Runner
+    controller: Controller
     vocab_size: int
     eos_ids: frozenset[int]
 
@@ -92,10 +97,19 @@ def assemble(model: str, revision: str | None, config: EngineConfig, progress: P
         max_context=context,
         load_seconds=time.perf_counter() - started,
     )
-    runner = Runner(Steps(built, pool, ops), len(groups), merge_layers(kv_layers))
+    steps = Steps(built, pool, ops)
+    runner = Runner(steps, len(groups), merge_layers(kv_layers))
     vocab_size = checkpoint.config.vocab_size if tokenizer is None else tokenizer.vocab_size
+    controller = Controller(
+        mode=config.speculate,
+        cost=calibrate(steps, len(groups), scheduler.max_prompt),
+        vocab_size=vocab_size,
+        memory=Memory(config.draft_memory, config.draft_memory_seconds),
+        store=IndexStore(config.draft_memory),
+        clock=time.perf_counter,
+    )
     eos_ids = frozenset(checkpoint.config.eos_ids) | (tokenizer.end_ids if tokenizer is not None else frozenset())
-    return Parts(info, tokenizer, template, scheduler, runner, vocab_size, eos_ids)
+    return Parts(info, tokenizer, template, scheduler, runner, controller, vocab_size, eos_ids)
 
 
 def load_text(checkpoint: Checkpoint) -> tuple[Tokenizer | None, ChatTemplate | None]:

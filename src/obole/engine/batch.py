@@ -19,6 +19,7 @@ class LogitRow(NamedTuple):
     sequence: int  # index in the plan
     row: int  # index in the batch
     position: int  # of the row's token in its sequence
+    offset: int = 0  # drafted tokens up to and including the row's own; -1: a prompt token to be scored
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,8 @@ def build_batch(plan: StepPlan, num_groups: int) -> Arrays:
     else:
         for sequence, start, n in zip(plan.sequences, plan.starts, plan.rows, strict=True):
             token_ids.extend(sequence.tokens[start : start + n])
+            if sequence.draft is not None:
+                token_ids.extend(sequence.draft.tokens)
         rows = np.array(plan.rows, dtype=np.int32)
         row_starts = np.zeros(count + 1, dtype=np.int32)
         np.cumsum(rows, out=row_starts[1:])
@@ -77,15 +80,18 @@ def _table(plan: StepPlan, group: int) -> Ints:
 
 
 def logit_rows(plan: StepPlan) -> list[LogitRow]:
-    """Rows that want logits, in order: each row followed by a prompt token still to be scored, and each newest token."""
+    """Rows that want logits, in order: each row followed by a prompt token still to be scored, each newest token, its draft."""
     wanted: list[LogitRow] = []
     first = 0
     for i, (sequence, start, n) in enumerate(zip(plan.sequences, plan.starts, plan.rows, strict=True)):
         if sequence.request.params.prompt_logprobs is not None:
             known = len(sequence.prompt_logprobs)  # after preemption the prompt is computed again, but not scored again
             for position in range(max(start, known), min(start + n, sequence.prompt_len - 1)):
-                wanted.append(LogitRow(i, first + position - start, position))
+                wanted.append(LogitRow(i, first + position - start, position, -1))
         if plan.samples[i]:
-            wanted.append(LogitRow(i, first + n - 1, start + n - 1))
+            drafted = 0 if sequence.draft is None else len(sequence.draft.tokens)
+            for offset in range(drafted + 1):
+                row = n - 1 - drafted + offset
+                wanted.append(LogitRow(i, first + row, start + row, offset))
         first += n
     return wanted

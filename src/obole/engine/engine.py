@@ -15,7 +15,7 @@ from typing import Any
 
 from obole.config import engine_config
 from obole.engine.assembly import Progress, assemble
-from obole.engine.prompts import Prompt, check_params, prompt_ids, split_prompts
+from obole.engine.prompts import Prompt, check_params, prediction_ids, prompt_ids, split_prompts
 from obole.engine.results import Choice, Delta, Result, Score
 from obole.engine.sampler import choice_seed
 from obole.errors import InvalidRequest
@@ -58,6 +58,7 @@ class Engine:
         self._template = parts.template
         self._scheduler = parts.scheduler
         self._runner = parts.runner
+        self._controller = parts.controller
         self._vocab_size = parts.vocab_size
         self._eos_ids = parts.eos_ids
         self._live: dict[str, _Live] = {}
@@ -153,8 +154,12 @@ class Engine:
         return prompt_ids(prompt, self.tokenizer, self._template, self._vocab_size)
 
     def _submit(self, ids: tuple[int, ...], params: SamplingParams, tenant: str) -> _Live:
-        if self._closed:
-            raise InvalidRequest("engine", "This engine was closed: open another one.")
+        live = self._prepare(ids, params, tenant)
+        self._enter(live)
+        return live
+
+    def _prepare(self, ids: tuple[int, ...], params: SamplingParams, tenant: str) -> _Live:
+        """A request, checked but not queued. The one half of submitting that is for any thread: it changes nothing."""
         if not isinstance(tenant, str):
             raise InvalidRequest("tenant", f"tenant must be text, not {type(tenant).__name__}.")
         if not isinstance(params, SamplingParams):
@@ -169,15 +174,20 @@ class Engine:
             seed=choice_seed(seed, 0),
             eos_ids=self._eos_ids,
             tenant=tenant,
+            prediction_ids=prediction_ids(params, self.tokenizer, self._vocab_size),
             arrival=now,
         )
         limit = self._scheduler.max_length
         max_len = limit if params.max_tokens is None else len(ids) + params.max_tokens
         sequences = [self._sequence(request, i, max_len) for i in range(params.n)]
-        self._scheduler.add(sequences)
-        live = _Live(request, sequences, [[] for _ in sequences], unfinished=len(sequences))
-        self._live[request.id] = live
-        return live
+        return _Live(request, sequences, [[] for _ in sequences], unfinished=len(sequences))
+
+    def _enter(self, live: _Live) -> None:
+        """Queue a request, or raise `InvalidRequest` for one that can never be served."""
+        if self._closed:
+            raise InvalidRequest("engine", "This engine was closed: open another one.")
+        self._scheduler.add(live.sequences)
+        self._live[live.request.id] = live
 
     def _sequence(self, request: Request, index: int, max_len: int) -> Sequence:
         text = None if self.tokenizer is None else Detokenizer(self.tokenizer, request.params.stop, request.prompt_ids)
@@ -188,16 +198,20 @@ class Engine:
             while self._unwanted:
                 if (live := self._live.get(self._unwanted.popleft())) is not None:
                     self._drop(live)
-            plan = self._scheduler.plan(self._clock())
+            scheduler = self._scheduler
+            self._controller.draft(scheduler.decoding(), scheduler.other_rows())
+            plan = scheduler.plan(self._clock())
             if plan is None:
                 return
             try:
+                started = self._clock()
                 result = self._runner.run(plan)
+                self._controller.observe(plan, result.tokens, self._clock() - started)
             except BaseException:  # also Ctrl-C: the requests of this step are over, all others go on
                 for event in self._scheduler.abandon(plan, self._clock()):
                     self._deliver(event)
                 raise
-            for event in self._scheduler.settle(plan, result, self._clock()):
+            for event in scheduler.settle(plan, result, self._clock()):
                 self._deliver(event)
         except BaseException:
             self._recover()
@@ -207,11 +221,13 @@ class Engine:
         """After an exception: whatever the scheduler no longer knows must not be waited for."""
         repaired = self._scheduler.repair(self._clock())
         for live in self._live.values():
-            over = repaired or all(s.finish_reason is not None for s in live.sequences)
-            if live.unfinished and over:
+            # the news of a sequence may have been lost on its way here, and with it that the sequence has ended
+            going_on = 0 if repaired else sum(s.finish_reason is None for s in live.sequences)
+            if live.unfinished > going_on == 0:
                 live.unfinished = 0
                 live.result = self._result_of(live)
                 live.deltas.append(Delta(0, "", (), live.result.finish_reason, live.result))
+            live.unfinished = min(live.unfinished, going_on)
 
     def _deliver(self, event: Event) -> None:
         sequence = event.sequence
@@ -223,10 +239,11 @@ class Engine:
             text = sequence.text.take()
             live.texts[sequence.index].append(text)
         if event.finish_reason is not None:
+            self._controller.finish(sequence)
             live.unfinished -= 1
             if not live.unfinished:
                 live.result = self._result_of(live)
-        live.deltas.append(Delta(sequence.index, text, event.token_ids, event.finish_reason, live.result))
+        live.deltas.append(Delta(sequence.index, text, event.token_ids, event.finish_reason, live.result, event.sources))
 
     def _result_of(self, live: _Live) -> Result:
         params = live.request.params

@@ -25,18 +25,30 @@ def split_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return list(cast("Sequence[Prompt]", prompts))
 
 
-def prompt_ids(prompt: Prompt, tokenizer: Tokenizer | None, template: ChatTemplate | None, vocab_size: int) -> tuple[int, ...]:
-    """Token ids of one prompt. Raises `InvalidRequest` for anything that has none or has ids out of range."""
+def prompt_ids(
+    prompt: Prompt,
+    tokenizer: Tokenizer | None,
+    template: ChatTemplate | None,
+    vocab_size: int,
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+) -> tuple[int, ...]:
+    """Token ids of one prompt. `tools`: those that the chat template shows to the model.
+
+    Raises `InvalidRequest` for anything that has none or has ids out of range.
+    """
+    if tools and not _is_chat(prompt):
+        raise InvalidRequest("tools", "tools are shown to the model by its chat template: give chat messages with them.")
     if isinstance(prompt, str):
         if tokenizer is None:
             raise InvalidRequest("prompt", "This model has no tokenizer: give token ids instead of text.")
         ids = tokenizer.encode(prompt, special=True, bos=True)
     elif not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray | memoryview):
         raise InvalidRequest("prompt", f"A prompt is text, token ids or chat messages, not {type(prompt).__name__}.")
-    elif any(isinstance(p, Mapping) for p in prompt):
+    elif _is_chat(prompt):
         if template is None:
             raise InvalidRequest("messages", "This model has no chat template: give a plain prompt instead (--raw).")
-        ids = template.encode(cast("Sequence[Message]", prompt))
+        ids = template.encode(cast("Sequence[Message]", prompt), tools=tools)
     else:
         ids = [_checked_id("prompt", p, vocab_size) for p in prompt]
     if not ids:
@@ -52,6 +64,22 @@ def check_params(params: SamplingParams, vocab_size: int, has_tokenizer: bool) -
         _checked_id("stop_token_ids", token, vocab_size)
     if params.stop and not has_tokenizer:
         raise InvalidRequest("stop", "This model has no tokenizer, so stop strings cannot be found: use stop_token_ids.")
+
+
+def _is_chat(prompt: Prompt) -> bool:
+    return isinstance(prompt, Sequence) and any(isinstance(p, Mapping) for p in prompt)
+
+
+def prediction_ids(params: SamplingParams, tokenizer: Tokenizer | None, vocab_size: int) -> tuple[int, ...]:
+    """Token ids of the expected text; none if there is none. Raises `InvalidRequest` for ids out of range."""
+    prediction = params.prediction
+    if prediction is None:
+        return ()
+    if isinstance(prediction, str):
+        if tokenizer is None:
+            raise InvalidRequest("prediction", "This model has no tokenizer: give the prediction as token ids.")
+        return tuple(tokenizer.encode(prediction, special=False))
+    return tuple(_checked_id("prediction", p, vocab_size) for p in prediction)
 
 
 def _is_number(value: object) -> bool:

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from obole.types import FinishReason, Receipt, TokenLogprob
+from obole.types import FinishReason, Receipt, Source, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,10 @@ class Result:
             "completion_tokens": completion,
             "total_tokens": len(self.prompt_ids) + completion,
             "prompt_tokens_details": {"cached_tokens": self.choices[0].receipt.cached_tokens},
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": sum(c.receipt.sources.get(Source.PREDICTION, 0) for c in self.choices),
+                "rejected_prediction_tokens": sum(c.receipt.rejected.get(Source.PREDICTION, 0) for c in self.choices),
+            },
         }
 
     def to_json(self) -> dict[str, Any]:
@@ -83,7 +87,7 @@ def choice_json(choice: Choice) -> dict[str, Any]:
 
 
 def receipt_json(receipt: Receipt) -> dict[str, Any]:
-    return {**dataclasses.asdict(receipt), "sources": dict(receipt.sources)}
+    return dataclasses.asdict(receipt)
 
 
 def logprob_json(entry: TokenLogprob) -> dict[str, Any]:
@@ -103,6 +107,7 @@ class Delta:
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
     result: Result | None = None
+    sources: tuple[Source, ...] = ()  # who proposed each of `token_ids`
 
 
 @dataclass(frozen=True, slots=True)

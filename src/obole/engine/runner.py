@@ -10,7 +10,7 @@ import torch
 
 from obole.costmodel import kv_bytes_read, weight_bytes_read
 from obole.engine.batch import LogitRow, build_batch, logit_rows
-from obole.engine.sampler import Floats, Ints, choose, is_plain_greedy, token_logprob
+from obole.engine.sampler import Floats, Ints, choose, has_penalties, is_plain_greedy, masked, token_logprob
 from obole.engine.steps import Steps
 from obole.errors import ModelError
 from obole.types import Sequence, StepPlan, StepResult
@@ -55,35 +55,45 @@ class Runner:
         self, plan: StepPlan, result: StepResult, part: list[LogitRow], logits: torch.Tensor, best: torch.Tensor
     ) -> None:
         values: Floats = logits.numpy()
-        for (i, _, position), row, top in zip(part, values, best.tolist(), strict=True):
-            if not math.isfinite(row[top]):
-                raise ModelError(f"The model computed {row[top]} as its largest logit: its weights are damaged.")
+        for (i, _, position, offset), row, top in zip(part, values, best.tolist(), strict=True):
             sequence = plan.sequences[i]
             params = sequence.request.params
-            if position + 1 < sequence.prompt_len:
+            chosen = result.tokens[i]
+            if not may_follow(sequence, chosen, offset):
+                continue
+            if not math.isfinite(row[top]):
+                raise ModelError(f"The model computed {row[top]} as its largest logit: its weights are damaged.")
+            if offset < 0:
                 entries = result.prompt_logprobs[i]
                 if entries is None:
                     entries = result.prompt_logprobs[i] = []
                 entries.append(token_logprob(row, sequence.tokens[position + 1], params.prompt_logprobs or 0))
-            else:
-                token = self._choose(sequence, row, top)
-                result.tokens[i].append(token)
-                if params.logprobs is not None:
-                    result.logprobs[i] = [token_logprob(row, token, params.logprobs)]
+                continue
+            token = self._choose(sequence, chosen, row, top)
+            chosen.append(token)
+            if sequence.constraint is not None and not sequence.dead:
+                sequence.constraint.accept(token)
+            if params.logprobs is not None:
+                known = result.logprobs[i]
+                if known is None:
+                    known = result.logprobs[i] = []
+                known.append(token_logprob(row, token, params.logprobs))
 
-    def _choose(self, sequence: Sequence, row: Floats, best: int) -> int:
+    def _choose(self, sequence: Sequence, chosen: list[int], row: Floats, best: int) -> int:
+        """The token after those of the sequence and those `chosen` in this step."""
         params = sequence.request.params
-        position = len(sequence.tokens)
+        position = len(sequence.tokens) + len(chosen)
         # the token here is number position - prompt_len of the output: stop tokens are banned among the first min_tokens
         banned = sequence.stop_ids if position < sequence.min_len else frozenset()
-        if not banned and is_plain_greedy(params):
+        constraint = sequence.constraint
+        if not banned and constraint is None and is_plain_greedy(params):
             return best
         return choose(
-            row,
+            row if constraint is None else masked(row, constraint.allowed()),
             params,
             sequence.seed,
             position,
-            history=sequence.tokens,
+            history=sequence.tokens + chosen if has_penalties(params) else sequence.tokens,
             prompt_len=sequence.prompt_len,
             banned=banned,
             noise=self._noise,
@@ -92,3 +102,16 @@ class Runner:
     def _noise(self, seed: int, position: int, ids: Ints) -> Floats:
         noise: Floats = self.steps.ops.gumbel(seed, position, torch.from_numpy(np.ascontiguousarray(ids))).numpy()
         return noise
+
+
+def may_follow(sequence: Sequence, chosen: list[int], offset: int) -> bool:
+    """The one rule of verification: the row of a drafted token counts if that token is the one that was chosen there.
+
+    `offset`: drafted tokens up to the row's own; none for a row that is no draft. Nothing follows the end of a constraint.
+    """
+    if offset < 1:
+        return True
+    draft = sequence.draft
+    if draft is None or len(chosen) != offset or chosen[-1] != draft.tokens[offset - 1]:
+        return False
+    return sequence.constraint is None or not sequence.constraint.over

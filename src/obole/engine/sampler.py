@@ -54,6 +54,14 @@ def choose(
     return int(ids[(kept + noise(seed, position, ids)).argmax()])  # ids ascend, so argmax takes the lowest of equals
 
 
+def masked(logits: Floats, allowed: np.ndarray[Any, np.dtype[np.uint32]]) -> Floats:
+    """A copy of the logits, minus infinity where the bit of a token is not set. Raises ValueError if none is set."""
+    bits = np.unpackbits(allowed.view(np.uint8), bitorder="little", count=logits.size).view(bool)
+    if not bits.any():
+        raise ValueError("The constraint allows no token, yet it is not over.")
+    return np.where(bits, logits, np.float32(-np.inf))
+
+
 def choice_seed(seed: int, index: int) -> int:
     """The seed of choice `index` of n: the request's own for the first, then well separated ones (SplitMix64)."""
     mask = 2**64 - 1
@@ -86,7 +94,7 @@ def adjust(logits: Floats, params: SamplingParams, history: list[int], prompt_le
             seen = np.unique(np.asarray(history, dtype=np.int64))
             before = z[seen].astype(np.float64)  # the penalty may be beyond float32
             after = np.where(before > 0, before / params.repetition_penalty, before * params.repetition_penalty)
-            z[seen] = np.clip(after, -_LIMIT, _LIMIT).astype(np.float32)
+            z[seen] = np.where(before == -np.inf, before, np.clip(after, -_LIMIT, _LIMIT)).astype(np.float32)
         if params.presence_penalty != 0.0 or params.frequency_penalty != 0.0:  # OpenAI's, over the output
             seen, counts = np.unique(np.asarray(history[prompt_len:], dtype=np.int64), return_counts=True)
             z[seen] -= np.float32(params.presence_penalty) + np.float32(params.frequency_penalty) * counts.astype(np.float32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from obole.types import Receipt, Sequence
+from obole.types import Receipt, Sequence, Source
 
 
 def receipt(seq: Sequence) -> Receipt:
@@ -22,13 +22,15 @@ def receipt(seq: Sequence) -> Receipt:
     decode = tally.finished - first_token
     cached = max(0, tally.cached)
     outputs = len(seq.tokens) - seq.prompt_len
+    unaided = outputs - sum(tally.accepted.values())
+    sources = {Source.MODEL: unaided, **tally.accepted}
     return Receipt(
         prompt_tokens=seq.prompt_len,
         cached_tokens=cached,
         computed_tokens=seq.prompt_len - cached - tally.unread,
         unread_tokens=tally.unread,
         output_tokens=outputs,
-        sources={"model": outputs},
+        sources={str(name): count for name, count in sources.items() if count},
         forward_passes=tally.passes,
         weight_bytes=tally.weight_bytes,
         kv_bytes=tally.kv_bytes,
@@ -39,4 +41,9 @@ def receipt(seq: Sequence) -> Receipt:
         decode_seconds=decode,
         total_seconds=queued + prefill + decode,
         seed=seq.seed,
+        drafted={str(name): count for name, count in tally.drafted.items()},
+        rejected={str(name): count - tally.accepted.get(name, 0) for name, count in tally.drafted.items()},
+        draftless_passes=tally.draftless_passes,
+        draft_seconds=tally.draft_seconds,
+        saved_seconds=tally.saved_seconds,
     )

@@ -1,8 +1,9 @@
 """Decides what each step computes. No torch, no clock of its own.
 
 There are no phases: a sequence has tokens, and a count of those already computed; a step computes some of the rest, at most
-`max_batch_tokens` rows over all sequences. Sequences that want a single row, the decoding ones, are served first, so that a
-long prompt never stalls them; the rest of the budget goes to the others, oldest first, and then to the queue.
+`max_batch_tokens` rows over all sequences. Sequences that lack a single token, the decoding ones, are served first, so that a
+long prompt never stalls them; the rest of the budget goes to the others, oldest first, and then to the queue. A draft is a few
+more tokens that are not computed yet; it takes rows and blocks that nobody else wants, and is shortened or dropped without.
 
 Order of arrival is the one priority. Without room in the KV pool the youngest running sequence goes back to the queue, where
 nobody overtakes it. So the oldest sequence is never interrupted, and since the pool could hold it alone (else it was
@@ -20,7 +21,7 @@ from obole.cache.managers import KVCacheManager
 from obole.config import BLOCK_SIZE, SchedulerConfig
 from obole.errors import InvalidRequest
 from obole.scheduler.admission import longest_computable, refuse_impossible
-from obole.types import Event, FinishReason, Sequence, Status, StepPlan, StepResult
+from obole.types import Draft, Event, FinishReason, Sequence, Source, Status, StepPlan, StepResult
 
 
 class _Stuck(NamedTuple):
@@ -105,6 +106,16 @@ class Scheduler:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
+    def decoding(self) -> list[Sequence]:
+        """Running sequences that lack a single token and may have more than one after it: those for which a draft is of use."""
+        return [s for s in self._running if len(s.tokens) == s.num_computed + 1 < s.max_len - 1]
+
+    def other_rows(self) -> int:
+        """Rows that prompts will about take in the next step, beside the decoding sequences."""
+        most = self.config.max_batch_tokens
+        rows = sum(len(s.tokens) - s.num_computed - 1 for s in self._running)
+        return min(most, rows + sum(len(s.tokens) for s in self._waiting[:8]) if rows < most else rows)
+
     # -- plan -------------------------------------------------------------------------------------------------------------
 
     def plan(self, now: float) -> StepPlan | None:
@@ -141,7 +152,25 @@ class Scheduler:
             samples.append(length < seq.max_len)
         plan.total_rows = len(sequences)
         plan.rows = [1] * plan.total_rows
+        for i, seq in enumerate(sequences):
+            if seq.draft is not None:
+                self._plan_draft(plan, i, seq.draft)
         return behind
+
+    def _plan_draft(self, plan: StepPlan, i: int, draft: Draft) -> None:
+        """Add rows for as much of a draft as the budget, the longest answer and the free blocks leave room for."""
+        seq = plan.sequences[i]
+        length = len(seq.tokens)
+        most = min(len(draft.tokens), self.config.max_batch_tokens - plan.total_rows, seq.max_len - 1 - length)
+        copies = self.cache.allocate(seq, length + most) if most > 0 else None
+        if copies is None:
+            seq.draft = None
+            return
+        if most < len(draft.tokens):
+            seq.draft = Draft(draft.tokens[:most], draft.sources[:most])
+        plan.copies += copies
+        plan.rows[i] += most
+        plan.total_rows += most
 
     def _plan_chunks(self, plan: StepPlan, behind: list[Sequence]) -> None:
         for seq in behind:
@@ -169,6 +198,7 @@ class Scheduler:
             plan.total_rows -= plan.rows[i]
             for parallel in (plan.sequences, plan.starts, plan.rows, plan.samples):
                 del parallel[i]
+        seq.draft = None
         self._lost[seq] = seq.num_computed
         self.cache.release(seq)
         seq.tally.preemptions += 1
@@ -272,10 +302,12 @@ class Scheduler:
                 seq.prompt_logprobs += scores
             computed = start + rows
             reason = None
+            sources: tuple[Source, ...] = ()
             if tokens:
                 if tally.first_token is None:
                     tally.first_token = now
                 taken, reason = _take(seq, tokens)
+                sources = _book_draft(seq, taken, len(tokens))
                 if taken < len(tokens):
                     tokens = tokens[:taken]
                 if logprobs is not None:
@@ -289,7 +321,7 @@ class Scheduler:
             if reason is not None:
                 self._finish(seq, reason, now)
             if tokens or reason is not None:
-                events.append(Event(seq, tuple(tokens), reason))
+                events.append(Event(seq, tuple(tokens), reason, sources))
         self._sweep()
         self._under_way = None
         return events
@@ -383,13 +415,28 @@ def _append(plan: StepPlan, seq: Sequence, rows: int) -> None:
     plan.total_rows += rows
 
 
+def _book_draft(seq: Sequence, taken: int, chosen: int) -> tuple[Source, ...]:
+    """Who proposed each of the tokens taken: all those chosen but the last had been drafted. The draft is then done with."""
+    tally, draft = seq.tally, seq.draft
+    if draft is None:
+        tally.draftless_passes += 1
+        return (Source.MODEL,) * taken
+    seq.draft = None
+    for source in draft.sources:
+        tally.drafted[source] = tally.drafted.get(source, 0) + 1
+    accepted = draft.sources[: min(taken, chosen - 1)]
+    for source in accepted:
+        tally.accepted[source] = tally.accepted.get(source, 0) + 1
+    return (*accepted, Source.MODEL) if taken > len(accepted) else tuple(accepted)
+
+
 def _take(seq: Sequence, new: list[int]) -> tuple[int, FinishReason | None]:
     """Append tokens one by one until one of them ends the answer; returns how many were taken.
 
     The rules apply in the order of the tokens, so a stop in the middle of several accepted at once comes before a length
     limit that they cross; on the same token, the stop wins.
     """
-    tokens, text, stop_ids, max_len = seq.tokens, seq.text, seq.stop_ids, seq.max_len
+    tokens, text, stop_ids, max_len, constraint = seq.tokens, seq.text, seq.stop_ids, seq.max_len, seq.constraint
     taken = 0
     for token in new:
         tokens.append(token)
@@ -399,6 +446,8 @@ def _take(seq: Sequence, new: list[int]) -> tuple[int, FinishReason | None]:
         if stops and token in stop_ids:
             return taken, FinishReason.STOP
         if text is not None and text.push(token, stops=stops):
+            return taken, FinishReason.STOP
+        if constraint is not None and taken == len(new) and constraint.over:
             return taken, FinishReason.STOP
         if length >= max_len:
             return taken, FinishReason.LENGTH

@@ -1,0 +1,263 @@
+"""Decides, for each sequence and step, which drafter to follow and for how many tokens.
+
+Every drafter that a request allows is asked for a proposal, the one expected to yield most is kept, and the lengths are chosen for the
+whole batch together (`lengths.py`) by what was observed of such proposals (`acceptance.py`) and what rows cost on this
+machine (`costmodel.StepCost`). Each proposal is compared with what the model then chose, drafted or not: so it costs nothing to
+learn that drafting would pay, or no longer does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from obole.costmodel import StepCost
+from obole.speculate.acceptance import Acceptance, Counts, Kind, kind_of
+from obole.speculate.lengths import best_alone, best_lengths
+from obole.speculate.lookup import IndexStore, Lookup
+from obole.speculate.memory import Memory, Recollection
+from obole.speculate.prediction import Prediction
+from obole.speculate.proposal import LONGEST_DRAFT, Proposal
+from obole.types import Draft, Sequence, Source, StepPlan
+
+Clock = Callable[[], float]
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+LONGEST_MODEL_DRAFT = 16
+MODEL_DRAFT = Kind(Source.DRAFT, False, 3)  # a model's drafts have no match length
+
+
+class Drafter(Protocol):
+    """Proposes tokens for one sequence, which it follows from its first proposal to the end."""
+
+    def propose(self, seq: Sequence, most: int) -> Proposal | None:
+        """At most `most` tokens to follow the newest one; None if nothing comes to mind."""
+
+
+class BatchDrafter(Protocol):
+    """Proposes tokens for several sequences at once, at a price: a smaller model."""
+
+    @property
+    def seconds_per_token(self) -> float:
+        """What one more token costs, for one sequence."""
+
+    def propose(self, seqs: list[Sequence], lengths: list[int]) -> list[list[int]]:
+        """At most `lengths[i]` tokens for each sequence."""
+
+    def forget(self, seq: Sequence) -> None:
+        """The sequence has ended."""
+
+
+class Forced:
+    """What the grammar of the sequence leaves no choice about."""
+
+    def propose(self, seq: Sequence, most: int) -> Proposal | None:
+        tokens = seq.constraint.forced()[:most] if seq.constraint is not None else []
+        return Proposal(Source.FORCED, LONGEST_DRAFT, 1.0, tokens) if tokens else None
+
+
+@dataclass(slots=True)
+class Speculation:
+    """What the controller keeps of one sequence, as long as that lives."""
+
+    drafters: tuple[Drafter, ...]
+    lookup: Lookup | None
+    own: dict[Kind, Counts] = field(default_factory=dict)
+    proposal: Proposal | None = None  # for the place after the newest token
+    kind: Kind | None = None
+    model_allowed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What lengths are chosen by. `states[i]` is of `seqs[i]`; `decoding`: sequences that yield a token, these and those that want
+    no drafts; `rows`: of the step without any draft.
+    """
+
+    controller: Controller
+    seqs: list[Sequence]
+    states: list[Speculation]
+    decoding: int
+    rows: int
+
+
+Lengths = Callable[[Step], list[int]]
+
+
+@dataclass(slots=True)
+class Controller:
+    """`mode`: the engine's setting, for requests without one. `vocab_size`: ids beyond are never drafted."""
+
+    mode: str
+    cost: StepCost
+    vocab_size: int
+    memory: Memory
+    store: IndexStore
+    clock: Clock
+    draft_model: BatchDrafter | None = None
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    lengths: Lengths = field(default_factory=lambda: by_cost)
+
+    def draft(self, seqs: list[Sequence], other_rows: int) -> None:
+        """Hang drafts on decoding sequences. `other_rows`: rows of the same step that are none of theirs (prompts)."""
+        started = self.clock()
+        able = [(seq, state) for seq in seqs if (state := self._state(seq)).drafters or state.model_allowed]
+        if not able:
+            return
+        for seq, state in able:
+            self._propose(seq, state)
+        members = [seq for seq, _ in able]
+        step = Step(self, members, [state for _, state in able], len(seqs), len(seqs) + other_rows)
+        lengths = self.lengths(step)
+        for (seq, state), length in zip(able, lengths, strict=True):
+            if length and state.proposal is not None:
+                tokens = state.proposal.tokens[:length]
+                seq.draft = Draft(tokens, [state.proposal.source] * len(tokens))
+        share = (self.clock() - started) / len(able)
+        for seq in members:
+            seq.tally.draft_seconds += share
+
+    def observe(self, plan: StepPlan, chosen: list[list[int]], seconds: float) -> None:
+        """Learn from a step before it is settled: what was chosen after each proposal, and how long the step took."""
+        context = sum(plan.starts)
+        context_rows = sum(start * rows for start, rows in zip(plan.starts, plan.rows, strict=True))
+        plain = self._plain_seconds(plan)
+        if plan.total_rows <= self.cost.rows[-1]:
+            self.cost.observe(plan.total_rows, context_rows, context, seconds)
+        for seq, tokens in zip(plan.sequences, chosen, strict=True):
+            state = seq.speculation
+            if not tokens or not isinstance(state, Speculation):
+                continue
+            if seq.draft is not None:
+                seq.tally.saved_seconds += (len(tokens) - 1) * plain - max(0.0, seconds - plain)
+            proposal, kind = state.proposal, state.kind
+            state.proposal = state.kind = None
+            if proposal is None or kind is None:
+                continue
+            tested = right = 0
+            for proposed, token in zip(proposal.tokens, tokens, strict=False):
+                tested += 1
+                if proposed != token:
+                    break
+                right += 1
+            self.acceptance.observe(kind, state.own, right, tested)
+
+    def finish(self, seq: Sequence) -> None:
+        """A sequence has ended: what it has read and written may draft for others of its tenant."""
+        state, seq.speculation = seq.speculation, None
+        if self.draft_model is not None:
+            self.draft_model.forget(seq)
+        if not isinstance(state, Speculation):
+            return
+        if state.lookup is not None and state.lookup.read:
+            self.store.keep(seq, state.lookup)
+        if len(seq.tokens) > seq.prompt_len:
+            self.memory.remember(seq, self.clock())
+
+    def _state(self, seq: Sequence) -> Speculation:
+        state = seq.speculation
+        if not isinstance(state, Speculation):
+            state = seq.speculation = self._begin(seq)
+        return state
+
+    def _begin(self, seq: Sequence) -> Speculation:
+        mode = seq.request.params.speculate or self.mode
+
+        def allows(source: Source) -> bool:
+            return mode in ("auto", source.value)
+
+        drafters: list[Drafter] = []
+        lookup = self.store.start(seq) if allows(Source.LOOKUP) else None
+        if seq.constraint is not None and allows(Source.FORCED):
+            drafters.append(Forced())
+        if seq.request.prediction_ids and allows(Source.PREDICTION):
+            drafters.append(Prediction(seq.request.prediction_ids))
+        if lookup is not None:
+            drafters.append(lookup)
+        if allows(Source.MEMORY):
+            drafters.append(Recollection(self.memory))
+        return Speculation(tuple(drafters), lookup, model_allowed=self.draft_model is not None and allows(Source.DRAFT))
+
+    def _propose(self, seq: Sequence, state: Speculation) -> None:
+        """Ask every drafter and keep the proposal that promises most; what is certain needs no other."""
+        most = min(LONGEST_DRAFT, seq.max_len - 1 - len(seq.tokens))
+        best, best_kind, promise = None, None, 0.0
+        for drafter in state.drafters:
+            proposal = drafter.propose(seq, most)
+            if proposal is None or not self.sane(proposal, most):
+                continue
+            kind = kind_of(proposal)
+            # a longer match says more, and much more where both are short; the chance of the first token stands for the rest
+            worth = self.acceptance.first(kind, state.own) * min(len(proposal.tokens), 8)
+            if kind.source is Source.FORCED:
+                best, best_kind = proposal, kind
+                break
+            if worth > promise:
+                best, best_kind, promise = proposal, kind, worth
+        state.proposal, state.kind = best, best_kind
+
+    def sane(self, proposal: Proposal, most: int) -> bool:
+        """Cut a proposal to what may be drafted; False if nothing is left. Drafters are not trusted with memory accesses."""
+        tokens = proposal.tokens[:most] if len(proposal.tokens) > most else proposal.tokens
+        size = self.vocab_size
+        bad = next((i for i, token in enumerate(tokens) if not 0 <= token < size), None)
+        proposal.tokens = tokens if bad is None else tokens[:bad]
+        return bool(proposal.tokens) and proposal.length > 0
+
+    def _plain_seconds(self, plan: StepPlan) -> float:
+        rows = plan.total_rows
+        drafted = [(start, len(s.draft.tokens)) for s, start in zip(plan.sequences, plan.starts, strict=True) if s.draft]
+        context_rows = sum(start * n for start, n in zip(plan.starts, plan.rows, strict=True))
+        for start, n in drafted:
+            rows -= n
+            context_rows -= start * n
+        return self.cost.of(rows, context_rows, sum(plan.starts))
+
+
+def by_cost(step: Step) -> list[int]:
+    """Lengths that promise the most tokens a second for the whole batch."""
+    cost, acceptance = step.controller.cost, step.controller.acceptance
+    count, rows = len(step.seqs), step.rows
+    contexts = sum(seq.num_computed for seq in step.seqs)
+    per_row = cost.context_seconds * contexts / count
+    seconds = cost.curve(rows + LONGEST_DRAFT * count) + (cost.read_seconds * contexts + per_row * count)
+    worth = step.decoding * (seconds[rows + 1] - seconds[rows] + per_row) / seconds[rows]  # chance at which a row pays
+    survival: list[list[float]] = []
+    for state in step.states:
+        proposal, kind = state.proposal, state.kind
+        if proposal is not None and kind is not None and acceptance.first(kind, state.own) > worth:
+            survival.append(acceptance.survival(kind, state.own, proposal.length, len(proposal.tokens)))
+        else:
+            survival.append([])
+    ask_model(step, survival, seconds[rows:], per_row)
+    return best_lengths(survival, step.decoding, seconds[rows:], per_row) if any(survival) else [0] * count
+
+
+def ask_model(step: Step, survival: list[list[float]], seconds: Floats, per_row: float) -> None:
+    """Let the draft model write where it promises more than the proposal at hand, its own time counted."""
+    controller = step.controller
+    model = controller.draft_model
+    if model is None:
+        return
+    asked: list[int] = []
+    lengths: list[int] = []
+    for i, state in enumerate(step.states):
+        if not state.model_allowed:
+            continue
+        most = min(LONGEST_MODEL_DRAFT, step.seqs[i].max_len - 1 - len(step.seqs[i].tokens))
+        curve = controller.acceptance.survival(MODEL_DRAFT, state.own, 1, most)
+        length, rate = best_alone(curve, step.decoding, seconds, per_row + model.seconds_per_token)
+        if length and rate > best_alone(survival[i], step.decoding, seconds, per_row)[1]:
+            asked.append(i)
+            lengths.append(length)
+    if not asked:
+        return
+    for i, tokens in zip(asked, model.propose([step.seqs[i] for i in asked], lengths), strict=True):
+        state = step.states[i]
+        proposal = Proposal(Source.DRAFT, 1, 1.0, tokens)
+        if controller.sane(proposal, LONGEST_MODEL_DRAFT):
+            state.proposal, state.kind = proposal, MODEL_DRAFT
+            survival[i] = controller.acceptance.survival(MODEL_DRAFT, state.own, 1, len(proposal.tokens))
