@@ -21,3 +21,15 @@ class ModelError(OboleError):
 
 class ConfigError(OboleError, ValueError):
     """A setting that does not exist or cannot be met."""
+
+
+class Overloaded(OboleError):
+    """Too many requests are waiting already: this one was turned away before anything was done for it."""
+
+
+class EngineClosed(OboleError):
+    """The engine takes no more requests."""
+
+
+class EngineFailure(OboleError):
+    """An answer that was lost through no fault of its request; `__cause__` is what went wrong."""
