@@ -51,7 +51,7 @@ sanitize: $(DEVELOPED)
 	cp $(SANITIZED)/_native*.so $(SANITIZED)/site/obole/kernels/
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
 	  ASAN_OPTIONS=detect_leaks=0:alloc_dealloc_mismatch=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-	  PYTHONPATH=$(SANITIZED)/site $(BIN)/python -m pytest tests/kernels -p no:cacheprovider
+	  PYTHONPATH=$(SANITIZED)/site $(BIN)/python -m pytest tests/kernels tests/speculate/test_suffix.py -p no:cacheprovider
 
 .PHONY: bench-scheduler
 bench-scheduler: $(INSTALLED)

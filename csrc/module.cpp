@@ -3,12 +3,16 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
+#include <cstring>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "ops.h"
 #include "probe.h"
+#include "suffix.h"
 #include "tape.h"
 
 namespace nb = nanobind;
@@ -151,6 +155,109 @@ void bind_probe(nb::module_& m) {
         });
 }
 
+int32_t token_id(int64_t id) {
+    if (id < 0 || id > INT32_MAX)
+        throw std::invalid_argument("token ids go from 0 to 2147483647, and " + std::to_string(id) + " does not");
+    return static_cast<int32_t>(id);
+}
+
+// The ids of a contiguous array of 32-bit integers; false for anything else.
+bool read_array(nb::handle tokens, std::vector<int32_t>& ids) {
+    Py_buffer view;
+    if (!PyObject_CheckBuffer(tokens.ptr())) return false;
+    if (PyObject_GetBuffer(tokens.ptr(), &view, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) != 0) {
+        PyErr_Clear();
+        return false;
+    }
+    const bool plain = view.ndim == 1 && view.itemsize == 4 && view.format && std::strcmp(view.format, "i") == 0;
+    if (plain) ids.resize(static_cast<size_t>(view.len / 4));
+    if (plain && view.len) std::memcpy(ids.data(), view.buf, static_cast<size_t>(view.len));
+    PyBuffer_Release(&view);
+    return plain;
+}
+
+// The ids of any sequence of integers, all of them checked.
+std::vector<int32_t> token_ids(nb::handle tokens) {
+    std::vector<int32_t> ids;
+    if (read_array(tokens, ids)) {
+        for (const int32_t id : ids) token_id(id);
+        return ids;
+    }
+    const auto items = nb::steal(PySequence_Fast(tokens.ptr(), "token ids come in a sequence of integers"));
+    if (!items.is_valid()) throw nb::python_error();
+    const Py_ssize_t n = PySequence_Fast_GET_SIZE(items.ptr());
+    ids.reserve(static_cast<size_t>(n));
+    for (Py_ssize_t i = 0; i < n; ++i) {
+        const long long id = PyLong_AsLongLong(PySequence_Fast_GET_ITEM(items.ptr(), i));
+        if (id == -1 && PyErr_Occurred()) throw nb::python_error();
+        ids.push_back(token_id(id));
+    }
+    return ids;
+}
+
+void check_most(int64_t most) {
+    if (most < 0) throw std::invalid_argument("a continuation cannot have " + std::to_string(most) + " tokens");
+}
+
+template <class Reader>
+nb::object match_of(Reader& reader, int64_t most) {
+    check_most(most);
+    Match match;
+    return reader.match(most, match) ? nb::cast(std::move(match)) : nb::none();
+}
+
+void bind_match(nb::module_& m) {
+    nb::class_<Match>(m, "SuffixMatch")
+        .def_ro("length", &Match::length)
+        .def_ro("tokens", &Match::tokens)
+        .def_ro("support", &Match::support)
+        .def_ro("total", &Match::total)
+        .def_prop_ro("branches", [](const Match& match) {
+            nb::list branches;
+            for (int i = 0; i < match.num_branches; ++i)
+                branches.append(nb::make_tuple(match.branches[i].token, match.branches[i].count));
+            return branches;
+        });
+}
+
+void bind_suffix(nb::module_& m) {
+    bind_match(m);
+    nb::class_<SuffixIndex>(m, "SuffixIndex")
+        .def(nb::init<int64_t, int64_t>(), nb::arg("counted") = SuffixIndex::kCounted, nb::arg("limit") = SuffixIndex::kLimit)
+        .def("begin", &SuffixIndex::begin)
+        .def("append", [](SuffixIndex& index, int64_t token) { index.append(token_id(token)); })
+        .def("extend", [](SuffixIndex& index, nb::handle tokens) {
+            const std::vector<int32_t> ids = token_ids(tokens);
+            nb::gil_scoped_release release;
+            index.extend(ids.data(), static_cast<int64_t>(ids.size()));
+        })
+        .def("resume", [](SuffixIndex& index, nb::handle tokens) {
+            const std::vector<int32_t> ids = token_ids(tokens);
+            nb::gil_scoped_release release;
+            return index.resume(ids.data(), static_cast<int64_t>(ids.size()));
+        })
+        .def("match", &match_of<SuffixIndex>)
+        .def("step", [](SuffixIndex& index, int64_t token, int64_t most) {
+            check_most(most);
+            index.append(token_id(token));
+            return match_of(index, most);
+        })
+        .def("copy", [](const SuffixIndex& index) { return new SuffixIndex(index); }, nb::rv_policy::take_ownership)
+        .def("__len__", &SuffixIndex::size)
+        .def_prop_ro("nbytes", &SuffixIndex::bytes);
+    nb::class_<SuffixCursor>(m, "SuffixCursor")
+        .def(nb::init<const SuffixIndex&>(), nb::keep_alive<1, 2>())
+        .def("advance", [](SuffixCursor& cursor, nb::handle tokens) {
+            for (const int32_t token : token_ids(tokens)) cursor.advance(token);
+        })
+        .def("match", &match_of<SuffixCursor>)
+        .def("step", [](SuffixCursor& cursor, int64_t token, int64_t most) {
+            check_most(most);
+            cursor.advance(token_id(token));
+            return match_of(cursor, most);
+        });
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -169,5 +276,6 @@ NB_MODULE(_native, m) {
     bind_row_ops(ops);
     bind_tape(m, ops);
     bind_probe(m);
+    bind_suffix(m);
     m.def("runs", [](const std::string& isa) { return find_kernels(isa.c_str()) != nullptr; });
 }
