@@ -10,6 +10,7 @@ from typing import Any
 from obole.errors import ConfigError
 from obole.types import SPECULATE
 
+DRAFT_MEMORY = 64 << 20  # bytes
 MAX_POSITIONS = 1 << 24  # of a context: tables for more would not fit, and no model has them
 BLOCK_SIZE = 16  # tokens in a KV block, and lanes in an AVX-512 register of floats: one block fills one register
 # Tokens that end a turn or a document, whatever a checkpoint's metadata say: files often name only one of several.
@@ -109,15 +110,21 @@ class EngineConfig:
     max_context: int | None = None  # None: what the model was made for
     threads: int | None = None  # None: the processors this process may use
     kernels: str = "auto"  # "native", "reference"; auto: native
-    speculate: str = "auto"  # which drafts requests try that do not say: "off", a source of drafts, or auto: all, where they pay
-    draft_memory: int = 64 << 20  # bytes of earlier prompts and answers kept to draft from; as much again for their indexes
+    speculate: str = (
+        "auto"  # which drafts requests try that do not say: "off", a source of drafts, or auto: all, where they pay
+    )
+    draft: str | None = None  # a smaller model of the same vocabulary that drafts
+    draft_memory: int | None = None  # bytes of earlier texts kept to draft from, as much again for indexes; None: 64 MiB
     draft_memory_seconds: int = 3600  # that a text is kept after it was last added to
     scheduler: SchedulerConfig = SchedulerConfig()
 
     def __post_init__(self) -> None:
         _choice("kv_dtype", self.kv_dtype, ("auto", "float32", "bfloat16"))
         _choice("speculate", self.speculate, SPECULATE)
-        _count("draft_memory", self.draft_memory, 1 << 50, least=0)
+        if self.draft is not None and not isinstance(self.draft, str):
+            raise ConfigError(f"draft must be the name of a model, not {self.draft!r}.")
+        if self.draft_memory is not None:
+            _count("draft_memory", self.draft_memory, 1 << 50, least=0)
         _count("draft_memory_seconds", self.draft_memory_seconds, 1 << 40, least=0)
         _choice("kernels", self.kernels, ("auto", "native", "reference"))
         for name, most in (("kv_device", 1 << 50), ("max_context", MAX_POSITIONS), ("threads", 1024)):

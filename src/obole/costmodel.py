@@ -51,15 +51,13 @@ class StepCost:
     _curve: np.ndarray[Any, np.dtype[np.float64]] | None = None
 
     def curve(self, most: int) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """Seconds (most + 1,) of steps of 0 to `most` rows at the reference pace, context aside; beyond the last point straight on."""
+        """Seconds (most + 1,) of steps of 0 to `most` rows at the reference pace, context aside. Beyond
+        the last point, time is proportional to rows."""
         if self._curve is None or self._curve.size <= most:
             at = np.arange(max(most, self.rows[-1]) + 1, dtype=np.float64)
-            curve = np.interp(at, self.rows, self.seconds)
-            slope = self.seconds[-1] / self.rows[-1]
-            if len(self.rows) > 1:
-                slope = (self.seconds[-1] - self.seconds[-2]) / (self.rows[-1] - self.rows[-2])
+            curve = np.maximum.accumulate(np.interp(at, self.rows, self.seconds))  # more rows never take less time
             beyond = at > self.rows[-1]
-            curve[beyond] = self.seconds[-1] + slope * (at[beyond] - self.rows[-1])
+            curve[beyond] = curve[self.rows[-1]] * at[beyond] / self.rows[-1]
             self._curve = curve
         return self._curve[: most + 1]
 

@@ -120,6 +120,7 @@ class SamplingParams:
     speculate: str | None = None  # which drafts to try, one of `SPECULATE`; None: as the engine is set. No answer depends on it
     prediction: str | tuple[int, ...] | None = None  # text that is expected back, mostly unchanged: a source of drafts
     grammar: Grammar | None = None  # what the answer must look like
+    shown_token_ids: tuple[int, ...] = ()  # control tokens that the text shows, such as those around tool calls
 
     def __post_init__(self) -> None:
         _integer("max_tokens", self.max_tokens, 0, 2**63 - 1, optional=True)
@@ -151,9 +152,10 @@ class SamplingParams:
         object.__setattr__(self, "stop", (stop,) if isinstance(stop, str) else _items("stop", stop))
         if len(self.stop) > MAX_STOPS or not all(isinstance(s, str) and s for s in self.stop):
             raise InvalidRequest("stop", f"stop must be at most {MAX_STOPS} strings, none of them empty.")
-        object.__setattr__(self, "stop_token_ids", _items("stop_token_ids", self.stop_token_ids))
-        for token in self.stop_token_ids:
-            _integer("stop_token_ids", token, 0, 2**31 - 1)
+        for name in ("stop_token_ids", "shown_token_ids"):
+            object.__setattr__(self, name, _items(name, getattr(self, name)))
+            for token in getattr(self, name):
+                _integer(name, token, 0, 2**31 - 1)
         if not isinstance(self.logit_bias, Mapping):
             raise InvalidRequest("logit_bias", "logit_bias must map token ids to numbers.")
         for token, bias in self.logit_bias.items():

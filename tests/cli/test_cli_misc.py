@@ -13,7 +13,7 @@ import pytest
 import typer
 
 from obole import __version__
-from obole.cli.options import ENGINE, SAMPLING, parse_size
+from obole.cli.options import ENGINE, NO_OPTIONS, SAMPLING, parse_size
 from obole.cli.receipts import size
 from obole.cli.terminal import CONTROLS
 from obole.config import EngineConfig, SchedulerConfig
@@ -72,7 +72,7 @@ def test_bad_usage(invoke, arguments) -> None:
 
 
 def test_every_setting_has_an_option() -> None:
-    assert set(SAMPLING) == {f.name for f in dataclasses.fields(SamplingParams)}
+    assert set(SAMPLING) | NO_OPTIONS == {f.name for f in dataclasses.fields(SamplingParams)}
     settings = {f.name for kind in (EngineConfig, SchedulerConfig) for f in dataclasses.fields(kind)}
     assert set(ENGINE) == settings - {"scheduler"}
 

@@ -21,6 +21,7 @@ class KVPool:
         heads, dim = _shape(spec)
         slots = max(len(group.layers) for group in groups)
         self.num_blocks = num_blocks
+        self.dtype = dtype
         self._keys = [torch.empty(num_blocks, heads, dim, BLOCK_SIZE, dtype=dtype) for _ in range(slots)]
         self._values = [torch.empty(num_blocks, heads, BLOCK_SIZE, dim, dtype=dtype) for _ in range(slots)]
         self._place = {layer: (slot, g) for g, group in enumerate(groups) for slot, layer in enumerate(group.layers)}

@@ -90,14 +90,20 @@ SAMPLING: Mapping[str, Help] = {
     "prompt_logprobs": Help("The same for the prompt (with --json).", unset="none"),
 }
 
+# Fields of `SamplingParams` that are no options of this kind: the engine's own option does it, or a command has one for a file.
+NO_OPTIONS = frozenset({"speculate", "prediction", "grammar", "shown_token_ids"})
+
 ENGINE: Mapping[str, Help] = {
     "kv_device": Help("Memory for the KV pool.", unset="from free memory", metavar="SIZE", parser=parse_size),
     "kv_dtype": Help("Format of cached keys and values: auto, float32 or bfloat16.", metavar="FORMAT"),
     "max_context": Help("Longest prompt and answer together, in tokens.", unset="what the model was made for"),
     "threads": Help("Processor threads.", unset="the processors at hand"),
     "kernels": Help("Implementation of the operations: auto, native or reference.", metavar="KIND"),
-    "speculate": Help("Drafts to try: auto, off, lookup, memory, prediction, forced, draft. No answer changes.", metavar="WHICH"),
-    "draft_memory": Help("Earlier prompts and answers kept to draft from.", metavar="SIZE", parser=parse_size),
+    "speculate": Help(
+        "Drafts to try: auto, off, lookup, memory, prediction, forced, draft. No answer changes.", metavar="WHICH"
+    ),
+    "draft": Help("A smaller model of the same vocabulary that drafts.", unset="none", metavar="MODEL"),
+    "draft_memory": Help("Earlier prompts and answers kept to draft from.", unset="64MiB", metavar="SIZE", parser=parse_size),
     "draft_memory_seconds": Help("How long they are kept."),
     "max_batch_tokens": Help("Tokens computed in one step."),
     "max_sequences": Help("Answers computed at once."),

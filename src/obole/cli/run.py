@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from obole.cli.terminal import note, print_json, terminal_width
 from obole.engine.results import EngineInfo, Result
 from obole.engine.sampler import is_greedy
 from obole.errors import InvalidRequest, ModelError
-from obole.types import SamplingParams
+from obole.types import Grammar, SamplingParams
 
 
 def names_a_model(word: str) -> bool:
@@ -77,6 +78,19 @@ def make_prompt(text: str, *, raw: bool, from_file: bool, model: str, has_templa
     return [{"role": "user", "content": text.removesuffix("\n") if from_file else text}]
 
 
+def with_files(params: SamplingParams, prediction: Path | None, schema: Path | None, regex: str | None) -> SamplingParams:
+    """The parameters with the text that is expected back and the form that the answer must have."""
+    if schema is not None and regex is not None:
+        raise WrongUsage("regex", "--json-schema and --regex both say what the answer looks like: give one of them.")
+    if prediction is not None:
+        params = dataclasses.replace(params, prediction=read_text(prediction, "prediction"))
+    if schema is not None:
+        params = dataclasses.replace(params, grammar=Grammar("json_schema", read_text(schema, "schema")))
+    if regex is not None:
+        params = dataclasses.replace(params, grammar=Grammar("regex", regex))
+    return params
+
+
 def print_receipts(result: Result, params: SamplingParams, info: EngineInfo) -> None:
     several = len(result.choices) > 1
     width = terminal_width() or RULE
@@ -107,6 +121,14 @@ def run(
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the prompt as it is, instead of sending it as a chat message.")
     ] = False,
+    prediction_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Text expected back, mostly unchanged: the answer is drafted from it."),
+    ] = None,
+    json_schema: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The answer is JSON that fits the schema in FILE.")
+    ] = None,
+    regex: Annotated[str | None, typer.Option(metavar="PATTERN", help="The answer matches PATTERN.")] = None,
     as_json: JsonFlag = False,
     revision: Revision = None,
     *,
@@ -120,6 +142,7 @@ def run(
     name, prompt = sort_arguments(model, prompt, prompt_file)
     remark = taken_as_model(model, name)
     text, from_file = read_prompt(prompt, prompt_file, remark)
+    params = with_files(params, prediction_file, json_schema, regex)
     with explained(remark), open_engine(name, revision, settings) as engine:
         question = make_prompt(text, raw=raw, from_file=from_file, model=name, has_template=engine.has_chat_template)
         if as_json:

@@ -14,7 +14,8 @@ from obole.engine.steps import Steps
 ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
 ROWS_IN_CONTEXT = 8
 CONTEXT = 1024  # tokens before the rows for which the cost of context is measured
-BUDGET = 0.6  # seconds for the curve; what is too slow to be measured is continued from what was
+BUDGET = 0.7  # seconds for the curve; what is too slow to be measured in that time is guessed from what was
+ROW_SHARE = 0.15  # guess: of the time of a single row, what a further one adds, once arithmetic is the limit
 
 
 def calibrate(steps: Steps, num_groups: int, max_tokens: int) -> StepCost:
@@ -26,14 +27,17 @@ def calibrate(steps: Steps, num_groups: int, max_tokens: int) -> StepCost:
     rows: list[int] = []
     seconds: list[float] = []
     for count in ROWS:
-        rehearsal = seconds[-1] * count / rows[-1] if seconds else 0.0
-        if count > max_tokens or time.perf_counter() - began + 3 * rehearsal > BUDGET and len(rows) > 1:
+        if count > max_tokens:
             break
+        guess = 0.0
+        if seconds:
+            guess = seconds[-1] + (count - rows[-1]) * ROW_SHARE * seconds[0]
         rows.append(count)
-        seconds.append(_fastest(steps, num_groups, count, 0))
-    cost = StepCost(rows, [max(s, *seconds[:i], 0.0) if i else s for i, s in enumerate(seconds)])
+        left = BUDGET - (time.perf_counter() - began)
+        seconds.append(_fastest(steps, num_groups, count, 0) if 3 * guess <= left or count <= 2 else guess)
+    cost = StepCost(rows, seconds)
     context = min(CONTEXT, max_tokens - ROWS_IN_CONTEXT)
-    if context > 0 and len(rows) > 1:
+    if context > 0 and max_tokens >= ROWS_IN_CONTEXT:
         one = _fastest(steps, num_groups, 1, context) - seconds[0]
         many = _fastest(steps, num_groups, ROWS_IN_CONTEXT, context) - float(cost.curve(ROWS_IN_CONTEXT)[ROWS_IN_CONTEXT])
         cost.context_seconds = max(0.0, (many - one) / (ROWS_IN_CONTEXT - 1) / context)

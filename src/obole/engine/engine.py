@@ -14,14 +14,16 @@ from types import TracebackType
 from typing import Any
 
 from obole.config import engine_config
-from obole.engine.assembly import Progress, assemble
+from obole.engine.assembly import assemble
 from obole.engine.prompts import Prompt, check_params, prediction_ids, prompt_ids, split_prompts
 from obole.engine.results import Choice, Delta, Result, Score
 from obole.engine.sampler import choice_seed
 from obole.errors import InvalidRequest
+from obole.models.loading import Progress
 from obole.scheduler.receipt import receipt
 from obole.text.detokenizer import Detokenizer
-from obole.types import Event, FinishReason, Request, SamplingParams, Sequence
+from obole.text.grammar import CompiledGrammar
+from obole.types import Event, FinishReason, Grammar, Request, SamplingParams, Sequence
 
 
 @dataclass(slots=True)
@@ -61,6 +63,7 @@ class Engine:
         self._controller = parts.controller
         self._vocab_size = parts.vocab_size
         self._eos_ids = parts.eos_ids
+        self._grammars = parts.grammars
         self._live: dict[str, _Live] = {}
         self._unwanted: deque[str] = deque()  # requests to cancel before the next step, from whatever thread or handler
         self._closed = False
@@ -143,6 +146,8 @@ class Engine:
             self._drop(live)
         if self._template is not None:
             self._template.close()
+        if self._grammars is not None:
+            self._grammars.close()
 
     def __enter__(self) -> Engine:
         return self
@@ -179,7 +184,8 @@ class Engine:
         )
         limit = self._scheduler.max_length
         max_len = limit if params.max_tokens is None else len(ids) + params.max_tokens
-        sequences = [self._sequence(request, i, max_len) for i in range(params.n)]
+        grammar = None if params.grammar is None else self._compiled(params.grammar)
+        sequences = [self._sequence(request, i, max_len, grammar) for i in range(params.n)]
         return _Live(request, sequences, [[] for _ in sequences], unfinished=len(sequences))
 
     def _enter(self, live: _Live) -> None:
@@ -189,9 +195,17 @@ class Engine:
         self._scheduler.add(live.sequences)
         self._live[live.request.id] = live
 
-    def _sequence(self, request: Request, index: int, max_len: int) -> Sequence:
-        text = None if self.tokenizer is None else Detokenizer(self.tokenizer, request.params.stop, request.prompt_ids)
-        return Sequence(request, index, choice_seed(request.seed, index), max_len, text)
+    def _compiled(self, grammar: Grammar) -> CompiledGrammar:
+        if self._grammars is None:
+            raise InvalidRequest("grammar", "This model has no tokenizer, so its answers cannot be held to a grammar.")
+        return self._grammars.compile(grammar.kind, grammar.text)
+
+    def _sequence(self, request: Request, index: int, max_len: int, grammar: CompiledGrammar | None) -> Sequence:
+        text, params = None, request.params
+        if self.tokenizer is not None:
+            text = Detokenizer(self.tokenizer, params.stop, request.prompt_ids, params.shown_token_ids)
+        constraint = None if grammar is None else grammar.start()
+        return Sequence(request, index, choice_seed(request.seed, index), max_len, text, constraint)
 
     def _step(self) -> None:
         try:
@@ -243,7 +257,12 @@ class Engine:
             live.unfinished -= 1
             if not live.unfinished:
                 live.result = self._result_of(live)
-        live.deltas.append(Delta(sequence.index, text, event.token_ids, event.finish_reason, live.result, event.sources))
+        logprobs = None
+        if live.request.params.logprobs is not None and event.token_ids:
+            logprobs = tuple(sequence.logprobs[-len(event.token_ids) :])
+        live.deltas.append(
+            Delta(sequence.index, text, event.token_ids, event.finish_reason, live.result, event.sources, logprobs)
+        )
 
     def _result_of(self, live: _Live) -> Result:
         params = live.request.params

@@ -108,6 +108,7 @@ class Delta:
     finish_reason: FinishReason | None = None
     result: Result | None = None
     sources: tuple[Source, ...] = ()  # who proposed each of `token_ids`
+    logprobs: tuple[TokenLogprob, ...] | None = None  # of each of `token_ids`, where asked for
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Decides, for each sequence and step, which drafter to follow and for how many tokens.
 
-Every drafter that a request allows is asked for a proposal, the one expected to yield most is kept, and the lengths are chosen for the
-whole batch together (`lengths.py`) by what was observed of such proposals (`acceptance.py`) and what rows cost on this
+Every drafter that a request allows is asked for a proposal, the one expected to yield most is kept, and the lengths are chosen
+for the whole batch together (`lengths.py`) by what was observed of such proposals (`acceptance.py`) and what rows cost on this
 machine (`costmodel.StepCost`). Each proposal is compared with what the model then chose, drafted or not: so it costs nothing to
 learn that drafting would pay, or no longer does.
 """
@@ -73,8 +73,8 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What lengths are chosen by. `states[i]` is of `seqs[i]`; `decoding`: sequences that yield a token, these and those that want
-    no drafts; `rows`: of the step without any draft.
+    """What lengths are chosen by. `states[i]` is of `seqs[i]`; `decoding`: sequences that yield a token, these and those that
+    want no drafts; `rows`: of the step without any draft.
     """
 
     controller: Controller

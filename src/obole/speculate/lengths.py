@@ -17,8 +17,8 @@ def best_lengths(survival: Sequence[Sequence[float]], decoding: int, seconds: Fl
     """Tokens to draft for each sequence, 0 for none.
 
     `survival[i][j]`: chance that the first j + 1 drafted tokens of sequence i are all right, never increasing with j, so that
-    taking the best tokens of all sequences takes a beginning of each draft. `decoding`: sequences of the step that yield a token
-    whatever is drafted. `seconds[r]`: time of the step with r drafted rows. `extra`: seconds that each of them adds beside.
+    taking the best tokens of all sequences takes a beginning of each draft. `decoding`: sequences of the step that yield a
+    token whatever is drafted. `seconds[r]`: time of the step with r drafted rows. `extra`: seconds that each adds beside.
     """
     places = [(-chance, i) for i, chances in enumerate(survival) for chance in chances]
     places.sort(key=_by_chance)  # stable: equal chances of one sequence stay in their order

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from obole.text.stops import stop_automaton
 from obole.text.tokenizer import Tokenizer
@@ -23,12 +23,20 @@ class Detokenizer:
 
     `prompt_ids`: what the answer continues. Its text never appears; it decides whether the first space of a
     SentencePiece text is a real one (after text) or the tokenizer's own (at the beginning and after a control token).
+    `shown`: control tokens that appear as text.
     """
 
-    __slots__ = ("_tokenizer", "_decoder", "_automaton", "_state", "_final", "_held", "_strip", "_ended", "_stopped")
+    __slots__ = ("_tokenizer", "_decoder", "_automaton", "_state", "_final", "_held", "_strip", "_ended", "_stopped", "_shown")
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), prompt_ids: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stops: Sequence[str] = (),
+        prompt_ids: Sequence[int] = (),
+        shown: Collection[int] = (),
+    ) -> None:
         self._tokenizer = tokenizer
+        self._shown = shown
         self._decoder = _utf8("replace")
         self._automaton = stop_automaton(tuple(stops)) if stops else None
         self._state = 0
@@ -42,7 +50,10 @@ class Detokenizer:
         """Take one token; True when a stop string is complete (only looked for when `stops`)."""
         if self._ended:
             return self._stopped
-        text = self._decoder.decode(self._tokenizer.token_bytes(token_id))
+        if token_id in self._shown:
+            text = self._decoder.decode((self._tokenizer.token_text(token_id) or "").encode())
+        else:
+            text = self._decoder.decode(self._tokenizer.token_bytes(token_id))
         if not text:
             return False
         if self._strip:
