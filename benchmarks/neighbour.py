@@ -22,7 +22,7 @@ def spin() -> None:
 
 
 def rate(engine: Engine) -> float:
-    bill = engine.generate([5], SamplingParams(max_tokens=128, ignore_eos=True))[0].receipt
+    bill = engine.generate([5], SamplingParams(max_tokens=128, ignore_eos=True, speculate="off"))[0].receipt
     return (bill.output_tokens - 1) / bill.decode_seconds
 
 

@@ -327,11 +327,11 @@ class Receipt:
     decode_seconds: float
     total_seconds: float
     seed: int
-    drafted: Mapping[str, int]
-    rejected: Mapping[str, int]
-    draftless_passes: int
-    draft_seconds: float
-    saved_seconds: float
+    drafted: Mapping[str, int] = field(default_factory=dict)
+    rejected: Mapping[str, int] = field(default_factory=dict)
+    draftless_passes: int = 0
+    draft_seconds: float = 0.0
+    saved_seconds: float = 0.0
 
 
 @dataclass(slots=True)

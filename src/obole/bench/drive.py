@@ -1,7 +1,7 @@
 """Has an engine read prompts and decode, and takes the time: what the benchmarks of whole steps have in common.
 
 Prompts are random token ids, each run under a tenant of its own, so that nothing is found in the prefix cache. Decoding is
-greedy and goes past the end of sequence.
+greedy, without drafts, and goes past the end of sequence.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def prompts(engine: Engine, count: int, length: int, seed: int) -> list[list[int
 
 def read_prompt(engine: Engine, length: int, seed: int) -> Receipt:
     """The receipt of a prompt that was read and continued by one token."""
-    params = SamplingParams(max_tokens=1, ignore_eos=True)
+    params = SamplingParams(max_tokens=1, ignore_eos=True, speculate="off")
     [result] = engine.generate(prompts(engine, 1, length, seed), params, tenant=_new_tenant())
     return result.receipt
 
@@ -107,7 +107,7 @@ def decode(
     what does not fit, before anything is computed.
     """
     check_sequences(engine, sequences, context, steps)
-    params = SamplingParams(ignore_eos=True)
+    params = SamplingParams(ignore_eos=True, speculate="off")
     tenant = _new_tenant()
     streams: list[Stream] = []
     seconds: list[float] = []
