@@ -1,0 +1,194 @@
+"""From prompts to deltas: everything about answering that is the same in all APIs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from obole.engine.async_stream import AsyncStream
+from obole.engine.prompts import Prompt
+from obole.engine.results import Delta, Result, receipt_json
+from obole.server.endpoint import Call
+from obole.server.errors import DRAINING_SECONDS, ApiError, refused
+from obole.types import FinishReason, SamplingParams
+
+# Bytes of the longest tokens in common vocabularies (runs of blanks). More than so many for each token of the context, and
+# some for a start, cannot fit; tokenising them would take long to find out.
+BYTES_PER_TOKEN = 128
+BYTES_AT_LEAST = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One prompt for the engine."""
+
+    prompt: Prompt
+    params: SamplingParams
+    tools: Sequence[dict[str, Any]] | None = None
+
+
+class Generation:
+    """The answers to one HTTP request: an async iterator of (choice, delta), choices being numbered across prompts.
+
+    Use it as an async context: leaving cancels what has not ended. Raises `EngineFailure` while iterating when the engine
+    failed, and `ApiError` (503) when the server cancelled the answer because its time to shut down was up.
+    """
+
+    def __init__(self, call: Call, streams: list[AsyncStream], choices: int) -> None:
+        self._call = call
+        self._streams = streams
+        self._choices = choices
+        self._last: dict[int, float] = {}  # when the last token of a choice came
+        self._ended = 0
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, Delta]]:
+        if len(self._streams) == 1:
+            async for delta in self._streams[0]:
+                self._note(0, delta)
+                yield delta.index, delta
+            return
+        async for place, delta in _merged(self._streams):
+            self._note(place, delta)
+            yield place * self._choices + delta.index, delta
+
+    async def finish(self) -> list[Result]:
+        """Wait for the end; the results, one for each prompt."""
+        async for _ in self:
+            pass
+        return self.results
+
+    @property
+    def results(self) -> list[Result]:
+        """The results so far: of prompts whose answers have all ended."""
+        return [stream.result for stream in self._streams if stream.result is not None]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every answer has ended, and its last delta has been taken."""
+        return self._ended == len(self._streams)
+
+    @property
+    def timed_out(self) -> bool:
+        return any(stream.timed_out for stream in self._streams)
+
+    def usage(self) -> dict[str, Any]:
+        """Token counts of all prompts in OpenAI's form."""
+        first, *more = [result.usage for result in self.results]
+        for usage in more:
+            first = _added(first, usage)
+        return first
+
+    def report(self) -> dict[str, Any]:
+        """What responses have under `obole`: the receipt of every choice, and whether the request's own time was up."""
+        receipts = [receipt_json(choice.receipt) for result in self.results for choice in result.choices]
+        return {"receipts": receipts, "timed_out": self.timed_out}
+
+    async def __aenter__(self) -> Generation:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for stream in self._streams:
+            stream.cancel()
+
+    def _note(self, place: int, delta: Delta) -> None:
+        """Metrics and log; the place in the queue of the tenant."""
+        metrics, record = self._call.server.metrics, self._call.record
+        if delta.token_ids:
+            now = time.monotonic()
+            choice = place * self._choices + delta.index
+            since = self._last.get(choice)
+            self._last[choice] = now
+            if record.first_token is None:
+                record.first_token = now
+                metrics.first.observe(now - record.arrived)
+                if self._call.place is not None:
+                    self._call.place.started()
+            if since is not None:
+                each = (now - since) / len(delta.token_ids)
+                for _ in delta.token_ids:
+                    metrics.between.observe(each)
+            metrics.tokens(delta)
+        if delta.result is not None:
+            record.results.append(delta.result)
+            metrics.result(self._call.tenant.index, delta.result)
+            self._ended += 1
+            if self.complete:
+                metrics.whole.observe(time.monotonic() - record.arrived)
+            cut = any(choice.finish_reason is FinishReason.CANCELLED for choice in delta.result.choices)
+            if cut and not self._streams[place].timed_out:
+                text = "The server shut down before this answer was complete."
+                raise ApiError(503, text, code="shutting_down", retry_after=DRAINING_SECONDS)
+
+
+async def start(call: Call, asks: Sequence[Ask], timeout: float | None = None) -> Generation:
+    """Have all prompts accepted by the engine, or none. `timeout`: seconds until what has not ended is cut short.
+
+    Raises `InvalidRequest`, `Overloaded`, `EngineClosed`, `EngineFailure`.
+    """
+    engine = call.server.engine
+    for ask in asks:
+        check_size(ask.prompt, engine.engine.max_context)
+    call.server.metrics.requests.labels(call.tenant.index).inc()
+    if call.server.log.prompts:
+        call.record.prompt = [ask.prompt for ask in asks]
+
+    async def one(ask: Ask) -> AsyncStream:
+        return await engine.submit(ask.prompt, ask.params, tenant=call.tenant.salt, tools=ask.tools, timeout=timeout)
+
+    if len(asks) == 1:
+        return Generation(call, [await one(asks[0])], asks[0].params.n)
+    found = await asyncio.gather(*map(one, asks), return_exceptions=True)
+    for each in found:
+        if isinstance(each, BaseException):
+            raise each  # the streams of the others are dropped, which cancels them
+    return Generation(call, [each for each in found if isinstance(each, AsyncStream)], asks[0].params.n)
+
+
+def check_size(prompt: Prompt, max_context: int) -> None:
+    """Refuse what cannot fit into the context, however its text becomes tokens. Raises `ApiError`."""
+    messages = not isinstance(prompt, str) and any(isinstance(piece, dict) for piece in prompt)
+    texts = [prompt] if isinstance(prompt, str) else list(_texts(prompt)) if messages else []
+    count = sum(len(text.encode("utf-8", "replace")) for text in texts)
+    if count > BYTES_PER_TOKEN * max_context + BYTES_AT_LEAST:
+        problem = f"The prompt has {count} bytes, far more than the context of {max_context} tokens can hold: shorten it."
+        raise refused("messages" if messages else "prompt", problem)
+
+
+def _texts(value: Any) -> list[str]:
+    """All strings within some JSON data."""
+    found, open_ = [], [value]
+    while open_:
+        one = open_.pop()
+        if isinstance(one, str):
+            found.append(one)
+        elif isinstance(one, dict):
+            open_ += one.values()
+        elif isinstance(one, list | tuple):
+            open_ += one
+    return found
+
+
+def _added(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    return {key: _added(value, other[key]) if isinstance(value, dict) else value + other[key] for key, value in one.items()}
+
+
+async def _merged(streams: Sequence[AsyncStream]) -> AsyncIterator[tuple[int, Delta]]:
+    """The deltas of several streams as they come, with the place of their stream; each is only taken when it is yielded."""
+    nexts = {asyncio.ensure_future(anext(stream)): place for place, stream in enumerate(streams)}
+    try:
+        while nexts:
+            done, _ = await asyncio.wait(nexts, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                place = nexts.pop(task)
+                try:
+                    delta = task.result()
+                except StopAsyncIteration:
+                    continue
+                yield place, delta
+                nexts[asyncio.ensure_future(anext(streams[place]))] = place
+    finally:
+        for task in nexts:
+            task.cancel()

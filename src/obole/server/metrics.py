@@ -1,0 +1,116 @@
+"""Prometheus metrics: the names that vLLM's dashboards know, with this project's prefix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from obole.engine.results import Delta, Result
+from obole.types import Receipt, Source
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_SHORT = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5)
+_LONG = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0)
+
+
+class Load(Protocol):
+    """How busy the engine is."""
+
+    @property
+    def running(self) -> int: ...
+    @property
+    def waiting(self) -> int: ...
+    @property
+    def blocks_used(self) -> int: ...
+    @property
+    def blocks_total(self) -> int: ...
+
+
+class Busy(Protocol):
+    """Who can say how busy the engine is, from any thread."""
+
+    def snapshot(self) -> Load: ...
+
+
+class Metrics:
+    """The counters of one server. Tenants are labelled by their number, and there are as many as keys."""
+
+    def __init__(self, engine: Busy) -> None:
+        self._registry = registry = CollectorRegistry(auto_describe=True)
+
+        def counter(name: str, about: str, *labels: str) -> Counter:
+            return Counter(f"obole_{name}", about, labels, registry=registry)
+
+        def histogram(name: str, about: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"obole_{name}", about, registry=registry, buckets=buckets)
+
+        self.http_requests = counter("http_requests_total", "HTTP requests by their end.", "path", "status")
+        self.requests = counter("requests_total", "Generating requests of each tenant.", "tenant")
+        self.tenant_tokens = counter("tenant_tokens_total", "Tokens of prompts and answers.", "tenant", "kind")
+        self.prompt_tokens = counter("prompt_tokens_total", "Tokens of prompts.")
+        generated = counter("generation_tokens_total", "Tokens of answers, by who proposed them.", "source")
+        self._generated = {source: generated.labels(source) for source in Source}
+        self.queries = counter("prefix_cache_queries_total", "Tokens of prompts looked up in the prefix cache.")
+        self.hits = counter("prefix_cache_hits_total", "Tokens of prompts found there.")
+        self.drafts = counter("spec_decode_num_drafts_total", "Forward passes with a draft, that is not forced by a grammar.")
+        self.drafted = counter("spec_decode_num_draft_tokens_total", "Tokens drafted.", "source")
+        self.accepted = counter("spec_decode_num_accepted_tokens_total", "Tokens drafted that the model chose.", "source")
+        self.finished = counter("request_success_total", "Answers by how they ended.", "finished_reason")
+        self.first = histogram("time_to_first_token_seconds", "From the arrival of a request to its first token.", _LONG)
+        self.between = histogram("inter_token_latency_seconds", "Between two tokens of an answer.", _SHORT)
+        self.whole = histogram("e2e_request_latency_seconds", "From the arrival of a request to its end.", _LONG)
+        self.queued = histogram("request_queue_time_seconds", "Spent waiting.", _LONG)
+        self.prefill = histogram("request_prefill_time_seconds", "Spent on the prompt.", _LONG)
+        self.decode = histogram("request_decode_time_seconds", "Spent on the answer.", _LONG)
+        registry.register(_Gauges(engine))
+
+    def tokens(self, delta: Delta) -> None:
+        """Count the tokens of a delta, when it is taken."""
+        for source in delta.sources:
+            self._generated[source].inc()
+
+    def result(self, tenant: int, result: Result) -> None:
+        """Count a request of the engine that has ended, complete or not."""
+        seen = result.receipt.cached_tokens + result.receipt.computed_tokens
+        self.prompt_tokens.inc(seen)
+        self.queries.inc(seen)
+        self.hits.inc(max(0, result.receipt.cached_tokens))
+        self.tenant_tokens.labels(tenant, "prompt").inc(seen)
+        for choice in result.choices:
+            self.finished.labels(str(choice.finish_reason)).inc()
+            self.tenant_tokens.labels(tenant, "generation").inc(choice.receipt.output_tokens)
+            self._receipt(choice.receipt)
+
+    def _receipt(self, receipt: Receipt) -> None:
+        self.queued.observe(receipt.queued_seconds)
+        self.prefill.observe(receipt.prefill_seconds)
+        self.decode.observe(receipt.decode_seconds)
+        for source, count in receipt.drafted.items():
+            self.drafted.labels(source).inc(count)
+            self.accepted.labels(source).inc(count - receipt.rejected.get(source, 0))
+        if receipt.drafted:
+            self.drafts.inc(max(0, receipt.forward_passes - receipt.draftless_passes))
+
+    def page(self) -> bytes:
+        """All of it in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+
+class _Gauges(Collector):
+    def __init__(self, engine: Busy) -> None:
+        self._engine = engine
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        load = self._engine.snapshot()
+        used = load.blocks_used / load.blocks_total if load.blocks_total else 0.0
+        yield GaugeMetricFamily("obole_num_requests_running", "Answers that are being computed.", load.running)
+        yield GaugeMetricFamily("obole_num_requests_waiting", "Answers that wait to be computed.", load.waiting)
+        yield GaugeMetricFamily("obole_kv_cache_usage_perc", "Share of the KV blocks in use, from 0 to 1.", used)

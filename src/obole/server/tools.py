@@ -1,0 +1,74 @@
+"""Tools of a request: what the model is shown, what its answer is held to, and how calls are found in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from obole.engine.engine import Engine
+from obole.server.errors import refused
+from obole.text.tool_calls import ToolCallParser
+from obole.text.tool_formats import ToolFormat, detect_format, shown_tokens
+from obole.text.tool_grammar import tool_grammar
+from obole.types import Grammar
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTool:
+    """A choice of one tool that must be called."""
+
+    name: str
+
+
+ToolChoice = str | NamedTool  # "none", "auto", "required"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolPlan:
+    """`tools`: for the chat template; `grammar`: None where any text will do; `shown`: control tokens to appear as text."""
+
+    tools: Sequence[dict[str, Any]]
+    format: ToolFormat
+    names: frozenset[str]
+    grammar: Grammar | None
+    shown: tuple[int, ...]
+
+    def parser(self) -> ToolCallParser:
+        """For one answer."""
+        return ToolCallParser(self.format, self.names)
+
+
+def plan_tools(engine: Engine, tools: Sequence[dict[str, Any]], choice: ToolChoice, parallel: bool) -> ToolPlan | None:
+    """What the tools of a request (in OpenAI's form) come to; None: no calls, as without tools.
+
+    With the choice "none" the model is not shown the tools, so that it cannot call them. Answers are held to a grammar where
+    a call is required, where a tool is `strict`, and where only one call may be made. Raises `ApiError`, `InvalidRequest`.
+    """
+    if not tools:
+        if choice not in ("none", "auto"):
+            raise refused("tool_choice", "tool_choice asks for a call, but there are no tools: give tools.")
+        return None
+    if choice == "none":
+        return None
+    format = tool_format(engine)
+    tokenizer = engine.tokenizer
+    if format is None or tokenizer is None:
+        problem = "The chat template of this model has no tools: leave tools out, or use a model that was trained to call them."
+        raise refused("tools", problem)
+    required = choice != "auto"
+    strict = any(tool["function"].get("strict") for tool in tools)
+    grammar = None
+    name = choice.name if isinstance(choice, NamedTool) else None
+    # also where it is not used: it checks the tools
+    text = tool_grammar(format, tools, required=required, name=name, parallel=parallel, added=tokenizer.added)
+    if required or strict or not parallel:
+        grammar = Grammar("lark", text)
+    names = frozenset(tool["function"]["name"] for tool in tools)
+    return ToolPlan(tools, format, names, grammar, tuple(sorted(shown_tokens(format, tokenizer.added))))
+
+
+def tool_format(engine: Engine) -> ToolFormat | None:
+    """The notation in which the model was trained to call tools."""
+    template = engine._template
+    return None if template is None else detect_format(template._source(True))
