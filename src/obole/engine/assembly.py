@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from obole.config import BLOCK_SIZE, DRAFT_MEMORY, EngineConfig
-from obole.engine.calibration import calibrate
-from obole.engine.core import Core, load_core, parameter_count
+from obole.engine.calibration import calibrate, fastest
+from obole.engine.core import Core, load_core, parameter_count, pick_context, pool_bytes
 from obole.engine.draft_model import DraftModel
 from obole.engine.machine import usable_processors
 from obole.engine.results import EngineInfo
@@ -32,7 +32,8 @@ from obole.weights.checkpoint import Checkpoint, open_checkpoint
 from obole.weights.hub import resolve
 from obole.weights.store import models_dir
 
-DRAFT_POOL_SHARE = 0.25  # of the free memory's share for KV that a draft model may take
+DRAFT_POOL_SHARE = 0.25  # of the bytes of the KV pool, beside these, that a draft model may have for its own
+LEAST_DRAFT_TOKENS = 2 * BLOCK_SIZE  # that a draft model's pool holds in any case
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +104,22 @@ def load_draft(
     core: Core,
     progress: Progress | None,
 ) -> DraftModel:
-    """A smaller model that drafts for `target`. Raises `ConfigError` unless their tokens mean the same."""
+    """A smaller model that drafts for `target`. Raises `ConfigError` unless their tokens mean the same.
+
+    Its KV pool holds as many tokens as the target's, at most a share of that one's bytes; the least recently used make way.
+    """
     checkpoint = open_checkpoint(resolve(model, None, progress))
     check_vocabulary(model, target, tokenizer, checkpoint)
-    pool = config.kv_device if config.kv_device is not None else int(core.pool.nbytes * DRAFT_POOL_SHARE)
-    longest = min(core.context, checkpoint.config.max_position)
-    own = load_core(checkpoint, ops, dataclasses.replace(config, max_context=longest, kv_device=pool), progress)
-    first = calibrate(own.runner.steps, own.runner.num_groups, own.scheduler.max_prompt).seconds[0]
-    return DraftModel(own.runner, own.cache, own.cache.chunk, own.scheduler.max_prompt, first)
+    everything = pool_bytes(checkpoint, config, core.pool.num_blocks * BLOCK_SIZE // core.runner.num_groups)
+    least = pool_bytes(checkpoint, config, LEAST_DRAFT_TOKENS)
+    own_config = dataclasses.replace(
+        config,
+        max_context=min(core.context, pick_context(checkpoint, dataclasses.replace(config, max_context=None))),
+        kv_device=max(least, min(everything, int(core.pool.nbytes * DRAFT_POOL_SHARE))),
+    )
+    own = load_core(checkpoint, ops, own_config, progress)
+    seconds = fastest(own.runner.steps, own.runner.num_groups, 1, 0)
+    return DraftModel(own.runner, own.cache, own.cache.chunk, own.scheduler.max_prompt, checkpoint.config.vocab_size, seconds)
 
 
 def check_vocabulary(model: str, target: Checkpoint, tokenizer: Tokenizer | None, draft: Checkpoint) -> None:

@@ -21,7 +21,7 @@ ROW_SHARE = 0.15  # guess: of the time of a single row, what a further one adds,
 def calibrate(steps: Steps, num_groups: int, max_tokens: int) -> StepCost:
     """Measure the cost of steps of one sequence. Writes to free blocks, so nothing may be running.
 
-    `max_tokens`: most that one sequence can have. Each point is the faster of two steps, after one that records it.
+    `max_tokens`: most that one sequence can have.
     """
     began = time.perf_counter()
     rows: list[int] = []
@@ -34,18 +34,19 @@ def calibrate(steps: Steps, num_groups: int, max_tokens: int) -> StepCost:
             guess = seconds[-1] + (count - rows[-1]) * ROW_SHARE * seconds[0]
         rows.append(count)
         left = BUDGET - (time.perf_counter() - began)
-        seconds.append(_fastest(steps, num_groups, count, 0) if 3 * guess <= left or count <= 2 else guess)
+        seconds.append(fastest(steps, num_groups, count, 0) if 3 * guess <= left or count <= 2 else guess)
     cost = StepCost(rows, seconds)
     context = min(CONTEXT, max_tokens - ROWS_IN_CONTEXT)
     if context > 0 and max_tokens >= ROWS_IN_CONTEXT:
-        one = _fastest(steps, num_groups, 1, context) - seconds[0]
-        many = _fastest(steps, num_groups, ROWS_IN_CONTEXT, context) - float(cost.curve(ROWS_IN_CONTEXT)[ROWS_IN_CONTEXT])
+        one = fastest(steps, num_groups, 1, context) - seconds[0]
+        many = fastest(steps, num_groups, ROWS_IN_CONTEXT, context) - float(cost.curve(ROWS_IN_CONTEXT)[ROWS_IN_CONTEXT])
         cost.context_seconds = max(0.0, (many - one) / (ROWS_IN_CONTEXT - 1) / context)
         cost.read_seconds = max(0.0, one / context - cost.context_seconds)
     return cost
 
 
-def _fastest(steps: Steps, num_groups: int, rows: int, context: int) -> float:
+def fastest(steps: Steps, num_groups: int, rows: int, context: int) -> float:
+    """Seconds of a step of one sequence: the faster of two, after one that records it. Writes to free blocks."""
     batch = _batch(steps, num_groups, rows, context)
     steps.compute(batch, True)
     times = []

@@ -91,6 +91,13 @@ def pick_kv_dtype(checkpoint: Checkpoint, config: EngineConfig) -> torch.dtype:
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.kv_dtype]
 
 
+def pool_bytes(checkpoint: Checkpoint, config: EngineConfig, tokens: int) -> int:
+    """Bytes of a KV pool with room for so many tokens."""
+    spec = cache_spec(checkpoint.config)
+    groups = group_layers(spec)
+    return -(-tokens // BLOCK_SIZE) * len(groups) * KVPool.bytes_per_block(spec, groups, pick_kv_dtype(checkpoint, config))
+
+
 def pick_num_blocks(config: EngineConfig, block_bytes: int, num_groups: int, context: int, weight_bytes: int) -> int:
     """Blocks in the pool: what --kv-device holds, else half of what the weights leave free, at most 64 full contexts."""
     smallest = 2 * num_groups  # two blocks in each group: room for a prompt of one token and its continuation

@@ -14,43 +14,81 @@ from dataclasses import dataclass, field
 
 from obole.cache.managers import KVCacheManager
 from obole.engine.runner import Runner
-from obole.types import Sequence, StepPlan
+from obole.speculate.proposal import Proposal
+from obole.types import Sequence, Source, StepPlan
 
 GAIN = 0.2  # share of the newest measurement in the price of a token
+OUTLIER = 4.0  # times the price so far: what a measurement counts as at most
+FRESH_ROWS = 2  # of a step that is about one new token: a draft that was wholly right leaves its last token and the next one
+
+
+class Shadow(Sequence):
+    """The draft model's own record of a sequence. `known` of its tokens are the sequence's, the others were drafted."""
+
+    __slots__ = ("known",)
+
+    def __init__(self, seq: Sequence, max_len: int, vocab_size: int) -> None:
+        params = dataclasses.replace(seq.request.params, logprobs=None, prompt_logprobs=None, n=1)
+        super().__init__(dataclasses.replace(seq.request, params=params), seq.index, seq.seed, max_len)
+        self.stop_ids = frozenset(i for i in self.stop_ids if i < vocab_size)
+        self.tokens = []
+        self.known = 0
+
+    def follow(self, tokens: list[int]) -> None:
+        """Take over the sequence's tokens; what was drafted and came true stays computed."""
+        own, same = self.tokens, self.known
+        while same < min(len(own), len(tokens)) and own[same] == tokens[same]:
+            same += 1
+        own[same:] = tokens[same:]
+        self.known = len(tokens)
+        self.num_computed = min(self.num_computed, same, len(tokens) - 1)
+
+
+@dataclass(slots=True)
+class _Job:
+    """Drafting for one sequence until it has `end` tokens."""
+
+    seq: Sequence
+    shadow: Shadow
+    end: int
 
 
 @dataclass(slots=True)
 class DraftModel:
-    """Drafts for the sequences of one engine. Owns the shadows and their blocks until `forget`.
+    """Drafts for the sequences of one engine. Owns the shadows and their blocks until `forget` or `reset`.
 
-    `chunk`: most rows of a step; `max_tokens`: of one sequence; `seconds_per_token`: a first guess, then what was measured.
+    `chunk`: most rows of a step; `max_tokens`: of one sequence; `vocab_size`: ids that the model knows;
+    `seconds_per_token`: a first guess, then what was measured.
     """
 
     runner: Runner
     cache: KVCacheManager
     chunk: int
     max_tokens: int
+    vocab_size: int
     seconds_per_token: float
-    _shadows: OrderedDict[Sequence, Sequence] = field(default_factory=OrderedDict)  # least recently used first
+    _shadows: OrderedDict[Sequence, Shadow] = field(default_factory=OrderedDict)  # least recently used first
 
-    def propose(self, seqs: list[Sequence], lengths: list[int]) -> list[list[int]]:
-        """At most `lengths[i]` tokens for each sequence; none for one that the cache has no room for."""
-        shadows = [self._follow(seq) for seq in seqs]
-        ends = [min(len(seq.tokens) + length, self.max_tokens) for seq, length in zip(seqs, lengths, strict=True)]
-        began = time.perf_counter()
-        catching_up = 0.0  # seconds; what was written by others is read but once
-        while plan := self._plan(shadows, ends):
+    def propose(self, seqs: list[Sequence], lengths: list[int]) -> list[Proposal | None]:
+        """At most `lengths[i]` tokens for each sequence; None for one that the cache has no room for."""
+        jobs = [self._job(seq, length) for seq, length in zip(seqs, lengths, strict=True)]
+        seconds, written = 0.0, 0
+        while shadows := self._plan(plan := StepPlan([], [], [], [], []), jobs):
+            began = time.perf_counter()
             results = self.runner.run(plan).tokens
-            if not catching_up:
-                catching_up = (time.perf_counter() - began) * (1 - len(shadows) / plan.total_rows)
-            for shadow, start, rows, tokens in zip(plan.sequences, plan.starts, plan.rows, results, strict=True):
+            if all(plan.samples) and max(plan.rows) <= FRESH_ROWS:  # what others wrote is read but once, and has no price
+                seconds += time.perf_counter() - began
+                written += len(shadows)
+            for shadow, start, rows, tokens in zip(shadows, plan.starts, plan.rows, results, strict=True):
                 shadow.tokens += tokens
                 shadow.num_computed = start + rows
-        drafts = [shadow.tokens[len(seq.tokens) : end] for seq, shadow, end in zip(seqs, shadows, ends, strict=True)]
-        if written := sum(map(len, drafts)):
-            price = (time.perf_counter() - began - catching_up) / written
+                if shadow.num_computed <= shadow.known:
+                    self.cache.commit(shadow)
+        if written:
+            price = min(seconds / written, OUTLIER * self.seconds_per_token)
             self.seconds_per_token += GAIN * (price - self.seconds_per_token)
-        return drafts
+        drafts = [job.shadow.tokens[job.shadow.known :] for job in jobs]
+        return [Proposal(Source.DRAFT, 1, 1.0, tokens) if tokens else None for tokens in drafts]
 
     def forget(self, seq: Sequence) -> None:
         """The sequence has ended: its shadow's blocks are free."""
@@ -58,49 +96,68 @@ class DraftModel:
         if shadow is not None:
             self.cache.release(shadow)
 
-    def _follow(self, seq: Sequence) -> Sequence:
-        """The shadow of a sequence, with its tokens, and as many of them computed as it has in common with what it computed."""
+    def reset(self) -> None:
+        """Forget everything, for after an exception: nobody knows what it cut short, and shadows can be computed again."""
+        self._shadows.clear()
+        self.cache.reset()
+
+    def _job(self, seq: Sequence, length: int) -> _Job:
+        """A shadow that has the tokens of the sequence. Where it cannot compute them all, there is nothing to do."""
         shadow = self._shadows.get(seq)
         if shadow is None:
-            params = dataclasses.replace(seq.request.params, logprobs=None, prompt_logprobs=None, n=1)
-            request = dataclasses.replace(seq.request, params=params)
-            shadow = self._shadows[seq] = Sequence(request, seq.index, seq.seed, self.max_tokens + 1)
+            shadow = self._shadows[seq] = Shadow(seq, self.max_tokens + 1, self.vocab_size)
         self._shadows.move_to_end(seq)
-        old, new = shadow.tokens, seq.tokens
-        same = min(len(old), len(new))
-        if old[:same] != new[:same]:
-            # only drafts can differ, and those are at the end
-            same = next(i for i in range(max(0, same - self.chunk), same) if old[i] != new[i])
-        shadow.tokens = list(new)
-        shadow.num_computed = min(shadow.num_computed, same, len(new) - 1)
-        return shadow
+        news = seq.tokens[shadow.known :]
+        shadow.follow(seq.tokens)
+        if max(news, default=0) >= self.vocab_size:
+            shadow.max_len = 0
+        if shadow.tables:
+            self.cache.commit(shadow)
+        return _Job(seq, shadow, min(len(seq.tokens) + length, shadow.max_len - 1))
 
-    def _plan(self, shadows: list[Sequence], ends: list[int]) -> StepPlan | None:
-        """A step for all shadows that lack tokens; None when there is none, or none has room."""
-        plan = StepPlan([], [], [], [], [])
-        for shadow, end in zip(shadows, ends, strict=True):
+    def _plan(self, plan: StepPlan, jobs: list[_Job]) -> list[Shadow]:
+        """Fill a plan with the shadows that lack tokens and have room for them, and return these."""
+        shadows = []
+        for job in jobs:
+            shadow = job.shadow
             length = len(shadow.tokens)
-            rows = min(length - shadow.num_computed, self.chunk - plan.total_rows)
-            if length >= end or rows <= 0:
+            if length >= job.end or plan.total_rows == self.chunk:
                 continue
-            copies = self._room(shadow, shadow.num_computed + rows, shadows)
+            if not shadow.tables:
+                self.cache.attach(shadow, self.cache.match(shadow))
+            start = shadow.num_computed
+            rows = min(length - start, self.chunk - plan.total_rows)
+            copies = self._room(job, start + rows, jobs)
             if copies is None:
                 continue
             plan.copies += copies
             plan.sequences.append(shadow)
-            plan.starts.append(shadow.num_computed)
+            plan.starts.append(start)
             plan.rows.append(rows)
-            plan.samples.append(shadow.num_computed + rows == length)
+            plan.samples.append(start + rows == length)
             plan.total_rows += rows
-        return plan if plan.sequences else None
+            shadows.append(shadow)
+        return shadows
 
-    def _room(self, shadow: Sequence, upto: int, busy: list[Sequence]) -> list[tuple[int, int]] | None:
-        """Blocks for a shadow, if need be from sequences that were not drafted for lately."""
-        copies = self.cache.allocate(shadow, upto)
-        for seq, other in list(self._shadows.items()) if copies is None else ():
-            if other not in busy:
-                self.forget(seq)
-                copies = self.cache.allocate(shadow, upto)
-                if copies is not None:
-                    break
+    def _room(self, job: _Job, upto: int, jobs: list[_Job]) -> list[tuple[int, int]] | None:
+        """Blocks for a shadow, if need be at the cost of others."""
+        while (copies := self.cache.allocate(job.shadow, upto)) is None:
+            victim = self._victim(job, jobs)
+            if victim is None:
+                return None
+            self.forget(victim)
         return copies
+
+    def _victim(self, job: _Job, jobs: list[_Job]) -> Sequence | None:
+        """Whose blocks a job may have: of those not drafted for now the least recently used, then of the jobs behind it."""
+        busy = {other.seq for other in jobs}
+        for seq in self._shadows:
+            if seq not in busy:
+                return seq
+        for other in reversed(jobs):
+            if other is job:
+                return None
+            if other.seq in self._shadows:
+                other.end = 0
+                return other.seq
+        return None

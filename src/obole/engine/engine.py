@@ -213,7 +213,7 @@ class Engine:
                 if (live := self._live.get(self._unwanted.popleft())) is not None:
                     self._drop(live)
             scheduler = self._scheduler
-            self._controller.draft(scheduler.decoding(), scheduler.other_rows())
+            self._draft()
             plan = scheduler.plan(self._clock())
             if plan is None:
                 return
@@ -231,8 +231,19 @@ class Engine:
             self._recover()
             raise
 
+    def _draft(self) -> None:
+        decoding = self._scheduler.decoding()
+        try:
+            self._controller.draft(decoding, self._scheduler.other_rows())
+        except Exception:  # it would happen again: the requests that were drafted for are over, all others go on
+            for request_id in dict.fromkeys(seq.request.id for seq in decoding):
+                for event in self._scheduler.cancel(request_id, self._clock()):
+                    self._deliver(event)
+            raise
+
     def _recover(self) -> None:
         """After an exception: whatever the scheduler no longer knows must not be waited for."""
+        self._controller.recover()
         repaired = self._scheduler.repair(self._clock())
         for live in self._live.values():
             # the news of a sequence may have been lost on its way here, and with it that the sequence has ended

@@ -44,11 +44,14 @@ class BatchDrafter(Protocol):
     def seconds_per_token(self) -> float:
         """What one more token costs, for one sequence."""
 
-    def propose(self, seqs: list[Sequence], lengths: list[int]) -> list[list[int]]:
-        """At most `lengths[i]` tokens for each sequence."""
+    def propose(self, seqs: list[Sequence], lengths: list[int]) -> list[Proposal | None]:
+        """At most `lengths[i]` tokens for each sequence; None for one that it cannot draft for."""
 
     def forget(self, seq: Sequence) -> None:
         """The sequence has ended."""
+
+    def reset(self) -> None:
+        """Forget all sequences: an exception may have cut anything short."""
 
 
 class Forced:
@@ -82,6 +85,23 @@ class Step:
     states: list[Speculation]
     decoding: int
     rows: int
+
+    def ask_model(self, which: list[int], lengths: list[int]) -> list[int]:
+        """Put the draft model's proposals in the place of those of the sequences `which`; returns those that it had one for."""
+        controller = self.controller
+        model = controller.draft_model
+        if model is None or not which:
+            return []
+        answered = []
+        for i, proposal in zip(which, model.propose([self.seqs[i] for i in which], lengths), strict=True):
+            if proposal is not None and controller.sane(proposal, LONGEST_MODEL_DRAFT):
+                self.states[i].proposal, self.states[i].kind = proposal, MODEL_DRAFT
+                answered.append(i)
+        return answered
+
+    def room(self, i: int, most: int) -> int:
+        """Tokens that a draft of at most `most` may have for sequence i to be able to use them all."""
+        return min(most, self.seqs[i].max_len - 1 - len(self.seqs[i].tokens))
 
 
 Lengths = Callable[[Step], list[int]]
@@ -156,6 +176,11 @@ class Controller:
             self.store.keep(seq, state.lookup)
         if len(seq.tokens) > seq.prompt_len:
             self.memory.remember(seq, self.clock())
+
+    def recover(self) -> None:
+        """After an exception anywhere: nothing is held for sequences that nobody will hear of again."""
+        if self.draft_model is not None:
+            self.draft_model.reset()
 
     def _state(self, seq: Sequence) -> Speculation:
         state = seq.speculation
@@ -232,11 +257,22 @@ def by_cost(step: Step) -> list[int]:
             survival.append(acceptance.survival(kind, state.own, proposal.length, len(proposal.tokens)))
         else:
             survival.append([])
-    ask_model(step, survival, seconds[rows:], per_row)
+    _ask_where_it_pays(step, survival, seconds[rows:], per_row)
     return best_lengths(survival, step.decoding, seconds[rows:], per_row) if any(survival) else [0] * count
 
 
-def ask_model(step: Step, survival: list[list[float]], seconds: Floats, per_row: float) -> None:
+def always(most: int) -> Lengths:
+    """Whether it pays or not: up to `most` tokens of every proposal, the draft model's where there is no other."""
+
+    def lengths(step: Step) -> list[int]:
+        asked = [i for i, state in enumerate(step.states) if state.proposal is None and state.model_allowed]
+        step.ask_model(asked, [step.room(i, min(most, LONGEST_MODEL_DRAFT)) for i in asked])
+        return [0 if state.proposal is None else min(most, len(state.proposal.tokens)) for state in step.states]
+
+    return lengths
+
+
+def _ask_where_it_pays(step: Step, survival: list[list[float]], seconds: Floats, per_row: float) -> None:
     """Let the draft model write where it promises more than the proposal at hand, its own time counted."""
     controller = step.controller
     model = controller.draft_model
@@ -247,17 +283,12 @@ def ask_model(step: Step, survival: list[list[float]], seconds: Floats, per_row:
     for i, state in enumerate(step.states):
         if not state.model_allowed:
             continue
-        most = min(LONGEST_MODEL_DRAFT, step.seqs[i].max_len - 1 - len(step.seqs[i].tokens))
-        curve = controller.acceptance.survival(MODEL_DRAFT, state.own, 1, most)
+        curve = controller.acceptance.survival(MODEL_DRAFT, state.own, 1, step.room(i, LONGEST_MODEL_DRAFT))
         length, rate = best_alone(curve, step.decoding, seconds, per_row + model.seconds_per_token)
         if length and rate > best_alone(survival[i], step.decoding, seconds, per_row)[1]:
             asked.append(i)
             lengths.append(length)
-    if not asked:
-        return
-    for i, tokens in zip(asked, model.propose([step.seqs[i] for i in asked], lengths), strict=True):
-        state = step.states[i]
-        proposal = Proposal(Source.DRAFT, 1, 1.0, tokens)
-        if controller.sane(proposal, LONGEST_MODEL_DRAFT):
-            state.proposal, state.kind = proposal, MODEL_DRAFT
-            survival[i] = controller.acceptance.survival(MODEL_DRAFT, state.own, 1, len(proposal.tokens))
+    for i in step.ask_model(asked, lengths):
+        proposal = step.states[i].proposal
+        written = 0 if proposal is None else len(proposal.tokens)
+        survival[i] = controller.acceptance.survival(MODEL_DRAFT, step.states[i].own, 1, written)
