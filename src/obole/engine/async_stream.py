@@ -54,11 +54,13 @@ def joined(deltas: list[Delta]) -> Delta:
     """Consecutive deltas of one choice as one."""
     if len(deltas) == 1:
         return deltas[0]
+    asked = next((delta.logprobs for delta in deltas if delta.logprobs is not None), None)
     return replace(
         deltas[-1],
         text="".join(delta.text for delta in deltas),
         token_ids=tuple(chain.from_iterable(delta.token_ids for delta in deltas)),
         sources=tuple(chain.from_iterable(delta.sources for delta in deltas)),
+        logprobs=None if asked is None else tuple(chain.from_iterable(delta.logprobs or () for delta in deltas)),
     )
 
 
