@@ -123,6 +123,8 @@ class EngineConfig:
         _choice("speculate", self.speculate, SPECULATE)
         if self.draft is not None and not isinstance(self.draft, str):
             raise ConfigError(f"draft must be the name of a model, not {self.draft!r}.")
+        if self.speculate == "draft" and self.draft is None:
+            raise ConfigError("speculate is draft, but there is no model that drafts: set draft to one.")
         if self.draft_memory is not None:
             _count("draft_memory", self.draft_memory, 1 << 50, least=0)
         _count("draft_memory_seconds", self.draft_memory_seconds, 1 << 40, least=0)

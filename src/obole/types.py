@@ -308,7 +308,7 @@ class Receipt:
     `sources`: tokens of the answer by who proposed them; `drafted`: tokens proposed, by source, of which `rejected` were not
     what the model chose (or came after the end). `draftless_passes`: passes that chose a token without a draft.
     `draft_seconds`: time spent on finding drafts; `saved_seconds`: estimate of the time that the same tokens would have taken
-    one by one, less the time that they took.
+    one by one, less the time that they took, with that spent on finding drafts.
     """
 
     prompt_tokens: int

@@ -170,6 +170,8 @@ class Engine:
         if not isinstance(params, SamplingParams):
             raise InvalidRequest("params", f"params must be SamplingParams, not {type(params).__name__}.")
         check_params(params, self._vocab_size, self.tokenizer is not None)
+        if params.speculate == "draft" and self._controller.draft_model is None:
+            raise InvalidRequest("speculate", "speculate is draft, but this engine has no model that drafts: open it with one.")
         now = self._clock()
         seed = secrets.randbits(63) if params.seed is None else params.seed
         request = Request(

@@ -19,6 +19,7 @@ GUESS_WEIGHT = 4.0  # observations that a guess counts for
 MOST_TRIALS = 200.0  # of one kind and place remembered at most: half of the weight is gone after 140 more
 OWN_WEIGHT = 6.0  # observations of others that one's own are weighed against
 OWN_TRIALS = 32.0
+FADE = 0.99  # of what is known of a drafter, with every step in which it was not asked: it is tried again some day
 PLACES = (0, 1, 2, 4, 8, 16, 32)  # first place of each bucket
 
 
@@ -48,6 +49,10 @@ class Counts:
         if self.trials > most:
             self.right *= most / self.trials
             self.trials = most
+
+    def fade(self) -> None:
+        self.right *= FADE
+        self.trials *= FADE
 
     def estimate(self, guess: float, weight: float) -> float:
         return (self.right + weight * guess) / (self.trials + weight)
@@ -96,6 +101,12 @@ class Acceptance:
             trials = min(end, tested) - start
             self.counts.setdefault((kind, bucket), Counts()).add(max(0, min(end, right) - start), trials, MOST_TRIALS)
         own.setdefault(kind, Counts()).add(right, tested, OWN_TRIALS)
+
+    def fade(self, kind: Kind, own: dict[Kind, Counts]) -> None:
+        """Forget a little of a kind of proposal that was not asked for, and so could not be observed."""
+        for counts in (*(self.counts.get((kind, bucket)) for bucket in range(len(PLACES))), own.get(kind)):
+            if counts is not None:
+                counts.fade()
 
     def _first(self, kind: Kind) -> float:
         guess = FIRST_GUESS[kind.bucket] * (0.6 if kind.ambiguous else 1.0)

@@ -139,6 +139,7 @@ class Controller:
         share = (self.clock() - started) / len(able)
         for seq in members:
             seq.tally.draft_seconds += share
+            seq.tally.saved_seconds -= share
 
     def observe(self, plan: StepPlan, chosen: list[list[int]], seconds: float) -> None:
         """Learn from a step before it is settled: what was chosen after each proposal, and how long the step took."""
@@ -288,6 +289,8 @@ def _ask_where_it_pays(step: Step, survival: list[list[float]], seconds: Floats,
         if length and rate > best_alone(survival[i], step.decoding, seconds, per_row)[1]:
             asked.append(i)
             lengths.append(length)
+        else:
+            controller.acceptance.fade(MODEL_DRAFT, state.own)
     for i in step.ask_model(asked, lengths):
         proposal = step.states[i].proposal
         written = 0 if proposal is None else len(proposal.tokens)
