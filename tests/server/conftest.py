@@ -94,3 +94,20 @@ def serve_speaking(tmp_path: Path, serve_engine: Serve) -> Serve:
         return serve_engine(open_speaking(tmp_path, pieces, template=template), **settings)
 
     return start
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """One server for a whole module. It answers chats with "Hello there, you", and continues letters with the alphabet."""
+    engine = open_speaking(tmp_path_factory.mktemp("plain"), ["Hello", " there", ", you"])
+    served = Served(engine, ServerConfig(drain_seconds=0.0, model_names=("puppet", "other-name")))
+    yield served
+    served.stop()
+    engine._scheduler.check()
+    usage = engine._scheduler.cache.usage()
+    assert usage.in_use == 0
+
+
+@pytest.fixture
+def client(plain: Served) -> httpx.Client:
+    return plain.client

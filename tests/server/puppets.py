@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ def speaking(path: Path, pieces: Sequence[str | bytes], *, template: str | None 
     for letter in range(26):
         table[97 + letter] = 97 + (letter + 1) % 26
     script = [NEWLINE, *range(len(base), len(tokens)), END]
-    for before, after in zip(script, script[1:], strict=False):
+    for before, after in itertools.pairwise(script):
         table[before] = after
     config = puppet_config(len(tokens), eos_ids=(END,), bos_id=257 if bos else None)
     return write_gguf(path, config, puppet_weights(config, table_logits(table)), tokenizer=metadata)

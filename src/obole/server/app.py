@@ -12,23 +12,27 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from obole.server import chat, completions, models, tokenization
+from obole.server import chat, completions, models, page, tokenization
 from obole.server.endpoint import Endpoint, EndpointApp
 from obole.server.errors import OPENAI, ApiError
 from obole.server.logs import Record
+from obole.server.openapi import documentation
 from obole.server.state import Server
 
 GROUPS: tuple[Sequence[Endpoint], ...] = (
     chat.ENDPOINTS,
     completions.ENDPOINTS,
+    responses.ENDPOINTS,
     models.ENDPOINTS,
     tokenization.ENDPOINTS,
+    page.ENDPOINTS,
 )
 
 
 def build_app(server: Server) -> Starlette:
     """Everything that the server answers, as an ASGI application."""
     endpoints = [endpoint for group in GROUPS for endpoint in group]
+    endpoints += documentation(endpoints)
     routes = [Route(e.path, EndpointApp(server, e), methods=[e.method], include_in_schema=False) for e in endpoints]
 
     async def lost(request: Request, error: Exception) -> Response:

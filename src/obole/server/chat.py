@@ -58,6 +58,8 @@ class ChatRequest(Sampling, kw_only=True):
             raise refused("top_logprobs", "top_logprobs needs logprobs to be true.")
         sampling = self.sampling(call)
         sampling["max_tokens"] = self._most_tokens()
+        if self.max_completion_tokens is not None:
+            call.names["max_tokens"] = "max_completion_tokens"
         sampling["logprobs"] = (self.top_logprobs or 0) if self.logprobs else None
         tools = [tool.plain() for tool in self.tools or ()]
         sized(call, _encode(tools).decode(), "tools")

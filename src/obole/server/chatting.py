@@ -116,13 +116,16 @@ async def chat(call: Call, ask: ChatAsk) -> Chat:
         raise refused("messages", "messages must hold at least one message.")
     if len(ask.messages) > server.config.max_messages:
         raise refused("messages", f"There may be {server.config.max_messages} messages; these are {len(ask.messages)}.")
-    plan = plan_tools(engine, ask.tools, ask.tool_choice, ask.parallel)
-    if plan is not None and ask.grammar is not None:
-        problem = "An answer cannot be held to a format and call tools: leave one out, or set tool_choice to none."
-        raise refused("response_format", problem)
+    plan = _plan(call, ask)
     grammar = ask.grammar if plan is None else plan.grammar
     shown = () if plan is None else plan.shown
     params = SamplingParams(**ask.sampling, grammar=grammar, shown_token_ids=shown)
     tools = None if plan is None else list(plan.tools)
     generation = await start(call, [Ask(prompt=list(ask.messages), params=params, tools=tools)], ask.timeout)
     return Chat(generation, plan, params.n)
+
+
+def _plan(call: Call, ask: ChatAsk) -> ToolPlan | None:
+    if ask.grammar is None:  # what is wrong with a grammar is then wrong with the tools
+        call.names["response_format"] = call.names.get("tools", "tools")
+    return plan_tools(call.server.engine.engine, ask.tools, ask.tool_choice, ask.parallel, ask.grammar)

@@ -32,6 +32,10 @@ class ServerConfig:
     max_stops: int = 16
     max_choices: int = 16
 
+    stored_responses: int = 1024  # that can be asked for again or continued; 0: none
+    stored_bytes: int = 64 << 20  # of all of them
+    stored_seconds: float = 86400.0  # after its last use a response is forgotten
+
     drain_seconds: float = 30.0  # that running requests have to finish after the first signal to stop
     stall_seconds: float = 60.0  # after which a reader that takes nothing is dropped
     body_seconds: float = 60.0  # that a request has to arrive in
@@ -47,8 +51,9 @@ class ServerConfig:
             _count(name, getattr(self, name), 1, 1 << 40)
         for name, most in (("max_prompts", 1 << 20), ("max_stops", 64), ("max_choices", 128)):
             _count(name, getattr(self, name), 1, most)
-        _count("tenant_per_minute", self.tenant_per_minute, 0, 1 << 40)
-        for name in ("drain_seconds", "temperature", "pace"):
+        for name in ("tenant_per_minute", "stored_responses", "stored_bytes"):
+            _count(name, getattr(self, name), 0, 1 << 40)
+        for name in ("drain_seconds", "temperature", "pace", "stored_seconds"):
             _amount(name, getattr(self, name), 0.0)
         for name in ("stall_seconds", "body_seconds", "ping_seconds"):
             _amount(name, getattr(self, name), 0.1)

@@ -31,7 +31,8 @@ class Endpoint:
 
     `body`, `answer`: msgspec types of the JSON that comes and goes, for validation and for the document at /openapi.json.
     `public`: needs no key. `limited`: counts among the requests of its tenant and is refused while the server shuts down.
-    `quiet`: asked again and again by machines, so that only its failures are logged. `names`: what the API calls the engine's fields, for errors about them.
+    `quiet`: asked again and again by machines, so that only its failures are logged. `names`: what the API calls the
+    engine's fields, for errors about them. `more_statuses`: of responses that are no errors of the frame, with their meaning.
     """
 
     method: str
@@ -47,6 +48,7 @@ class Endpoint:
     quiet: bool = False
     errors: ErrorForm = OPENAI
     names: Mapping[str, str] = field(default_factory=dict)
+    more_statuses: Mapping[int, str] = field(default_factory=dict)
 
 
 class Call:
@@ -60,6 +62,7 @@ class Call:
         self.record = Record(f"req-{secrets.token_hex(12)}", scope["method"], endpoint.path, time.monotonic())
         self.tenant = server.tenants.all[0]
         self.place: Place | None = None
+        self.names = dict(endpoint.names)  # what this request calls the engine's fields
         self.gone = False  # the client has left
         self._receive = receive
         self._task = asyncio.current_task()
@@ -87,7 +90,7 @@ class Call:
 
     def told(self, error: Exception) -> Any:
         """An exception as the `ApiError` that the client is told, noted in the log."""
-        problem = api_error(error, self.endpoint.names)
+        problem = api_error(error, self.names)
         self.record.error = problem.message
         if problem.code == "internal_error":
             trace = "".join(traceback.format_exception(error))

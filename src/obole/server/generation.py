@@ -74,6 +74,16 @@ class Generation:
     def timed_out(self) -> bool:
         return any(stream.timed_out for stream in self._streams)
 
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts; known from the beginning."""
+        return sum(stream.prompt_tokens for stream in self._streams)
+
+    def cancel(self) -> None:
+        """End the answers before the next step; reading them then raises `ApiError`."""
+        for stream in self._streams:
+            stream.cancel()
+
     def usage(self) -> dict[str, Any]:
         """Token counts of all prompts in OpenAI's form."""
         first, *more = [result.usage for result in self.results]
@@ -90,8 +100,7 @@ class Generation:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for stream in self._streams:
-            stream.cancel()
+        self.cancel()
 
     def _note(self, place: int, delta: Delta) -> None:
         """Metrics and log; the place in the queue of the tenant."""

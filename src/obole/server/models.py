@@ -75,7 +75,14 @@ ENDPOINTS = (
     Endpoint(method="GET", path="/v1/models", handle=list_models, about="The models that are served.", answer=ModelList),
     Endpoint(method="GET", path="/v1/models/{name:path}", handle=one_model, about="One of them.", answer=Model),
     Endpoint(
-        method="GET", path="/health", handle=health, about="Whether requests are taken.", answer=Health, public=True, quiet=True
+        method="GET",
+        path="/health",
+        handle=health,
+        about="Whether requests are taken.",
+        answer=Health,
+        public=True,
+        quiet=True,
+        more_statuses={503: "The server shuts down, or its engine has failed."},
     ),
     Endpoint(method="GET", path="/version", handle=version, about="The version of obole.", answer=Version),
     Endpoint(

@@ -6,11 +6,12 @@ The first SIGTERM or SIGINT starts the draining: new requests are refused, runni
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -23,6 +24,7 @@ from obole.engine.engine import Engine
 from obole.errors import ConfigError, OboleError
 from obole.server.app import build_app
 from obole.server.config import ServerConfig
+from obole.server.logs import Log
 from obole.server.state import Server
 
 FLUSH_SECONDS = 2.0  # for the last bytes of responses whose answers are complete
@@ -62,7 +64,7 @@ def _protocol(stall_seconds: float) -> type[asyncio.Protocol]:
             connection = transport.get_extra_info("socket")
             with suppress(AttributeError, OSError):  # where there is such an option: also once the response is written
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(stall_seconds * 1000))
-            inner: ASGIApp = self.app
+            inner: ASGIApp = self.app  # type: ignore[has-type]
 
             async def app(scope: Scope, receive: Receive, send: Send) -> None:
                 scope.setdefault("extensions", {})["obole.abort"] = transport.abort
@@ -71,6 +73,33 @@ def _protocol(stall_seconds: float) -> type[asyncio.Protocol]:
             self.app = app
 
     return Cuttable
+
+
+class _Relay(logging.Handler):
+    """Puts what libraries have to say into the server's own log."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__(logging.WARNING)
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info is None:
+            self._log.event(record.getMessage(), source=record.name)
+        else:
+            self._log.failure(record.getMessage(), logging.Formatter().formatException(record.exc_info))
+
+
+@contextmanager
+def _relayed(log: Log) -> Iterator[None]:
+    relay = _Relay(log)
+    loggers = [logging.getLogger(name) for name in ("uvicorn.error", "asyncio")]
+    for logger in loggers:
+        logger.addHandler(relay)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeHandler(relay)
 
 
 class Web(uvicorn.Server):
@@ -132,12 +161,13 @@ async def serve(engine: Engine, config: ServerConfig, bound: socket.socket, read
     async with AsyncEngine(engine, max_waiting=config.max_waiting) as shared:
         await _warm_up(shared)
         web = Web(Server(shared, config))
-        task = asyncio.ensure_future(web.serve([bound]))
-        while not web.started and not task.done():
-            await asyncio.sleep(0.005)
-        if web.started:
-            ready(web)
-        await task
+        with _relayed(web.served.log):
+            task = asyncio.ensure_future(web.serve([bound]))
+            while not web.started and not task.done():
+                await asyncio.sleep(0.005)
+            if web.started:
+                ready(web)
+            await task
 
 
 async def _warm_up(engine: AsyncEngine) -> None:

@@ -14,6 +14,7 @@ from obole.server.errors import DRAINING_SECONDS, ApiError
 from obole.server.limits import Limits
 from obole.server.logs import Log
 from obole.server.metrics import Metrics
+from obole.server.responses_store import ResponseStore
 
 
 class Server:
@@ -26,6 +27,7 @@ class Server:
         self.tenants = Tenants(read_keys(config.api_keys, config.key_file), read_secret(config.secret_file))
         self.limits = Limits(config)
         self.metrics = Metrics(engine)
+        self.responses = ResponseStore(config.stored_responses, config.stored_bytes, config.stored_seconds, time.monotonic)
         self.log = log or Log(as_json=config.log_format == "json", prompts=config.log_prompts)
         self.model_names: Sequence[str] = config.model_names or (public_name(engine.engine.info.model),)
         # answers to the same request with the same seed are the same as long as this is the same

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from obole.engine.engine import Engine
 from obole.server.errors import refused
+from obole.text.grammar_schema import strict_schema
 from obole.text.tool_calls import ToolCallParser
 from obole.text.tool_formats import ToolFormat, detect_format, shown_tokens
 from obole.text.tool_grammar import tool_grammar
@@ -39,11 +41,14 @@ class ToolPlan:
         return ToolCallParser(self.format, self.names)
 
 
-def plan_tools(engine: Engine, tools: Sequence[dict[str, Any]], choice: ToolChoice, parallel: bool) -> ToolPlan | None:
+def plan_tools(
+    engine: Engine, tools: Sequence[dict[str, Any]], choice: ToolChoice, parallel: bool, answer: Grammar | None = None
+) -> ToolPlan | None:
     """What the tools of a request (in OpenAI's form) come to; None: no calls, as without tools.
 
     With the choice "none" the model is not shown the tools, so that it cannot call them. Answers are held to a grammar where
-    a call is required, where a tool is `strict`, and where only one call may be made. Raises `ApiError`, `InvalidRequest`.
+    a call is required, where a tool is `strict`, where only one call may be made, and where `answer` says what text without
+    calls must look like. Raises `ApiError`, `InvalidRequest` (also with the field "response_format", for schemas of tools).
     """
     if not tools:
         if choice not in ("none", "auto"):
@@ -57,15 +62,29 @@ def plan_tools(engine: Engine, tools: Sequence[dict[str, Any]], choice: ToolChoi
         problem = "The chat template of this model has no tools: leave tools out, or use a model that was trained to call them."
         raise refused("tools", problem)
     required = choice != "auto"
-    strict = any(tool["function"].get("strict") for tool in tools)
-    grammar = None
     name = choice.name if isinstance(choice, NamedTool) else None
     # also where it is not used: it checks the tools
-    text = tool_grammar(format, tools, required=required, name=name, parallel=parallel, added=tokenizer.added)
-    if required or strict or not parallel:
-        grammar = Grammar("lark", text)
+    text = tool_grammar(
+        format, tools, required=required or answer is not None, name=name, parallel=parallel, added=tokenizer.added
+    )
+    grammar = None
+    if required or answer or not parallel or any(tool["function"].get("strict") for tool in tools):
+        for tool in tools:
+            strict_schema(json.dumps(tool["function"].get("parameters", {})))  # refuses what cannot be enforced
+        grammar = Grammar("lark", text if required or answer is None else _or_answer(text, answer))
     names = frozenset(tool["function"]["name"] for tool in tools)
     return ToolPlan(tools, format, names, grammar, tuple(sorted(shown_tokens(format, tokenizer.added))))
+
+
+def _or_answer(calls: str, answer: Grammar) -> str:
+    """A grammar of calls or else of JSON, from one of calls alone. Raises `ApiError` for an answer of another kind."""
+    if answer.kind not in ("json_schema", "json_object"):
+        problem = (
+            f"An answer of the format {answer.kind} cannot be told from a call: leave out one, or set tool_choice to none."
+        )
+        raise refused("response_format", problem)
+    schema = json.dumps(strict_schema(answer.text or '{"type": "object"}'))
+    return calls.replace("\nstart: ", "\ncalls: ", 1) + f"start: calls | answer\nanswer: %json {schema}\n"
 
 
 def tool_format(engine: Engine) -> ToolFormat | None:

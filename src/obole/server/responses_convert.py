@@ -1,0 +1,155 @@
+"""Between the items of the Responses API and the messages of chats. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from obole.server.errors import refused
+from obole.server.responses_shapes import (
+    CallItem,
+    CallOutputItem,
+    Choice,
+    FunctionChoice,
+    FunctionTool,
+    InputDetails,
+    InputItem,
+    MessageItem,
+    OutputDetails,
+    OutputItem,
+    OutputMessage,
+    ResponsesRequest,
+    ResponsesUsage,
+)
+from obole.server.tools import NamedTool, ToolChoice
+
+Message = dict[str, Any]
+
+
+def input_messages(given: str | Sequence[InputItem], before: Sequence[Message]) -> list[Message]:
+    """Items as chat messages. `before`: the messages of the conversation so far, which calls may have been made in.
+
+    What the assistant said and the calls that follow become one message, as it wrote them. Raises `ApiError` for the output
+    of a call that nobody made.
+    """
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    made: list[Message] = []
+    called = {call["id"] for message in before for call in message.get("tool_calls", ())}
+    for place, item in enumerate(given):
+        if isinstance(item, MessageItem):
+            role = "system" if item.role == "developer" else item.role
+            made.append({"role": role, "content": item.text})
+        elif isinstance(item, CallItem):
+            called.add(item.call_id)
+            _add_call(made, item.call_id, item.name, item.arguments)
+        elif isinstance(item, CallOutputItem):
+            if item.call_id not in called:
+                problem = (
+                    f"input[{place}] is the output of call {item.call_id!r}, which is not in the conversation: send it first."
+                )
+                raise refused(f"input[{place}].call_id", problem)
+            made.append({"role": "tool", "content": item.text, "tool_call_id": item.call_id})
+    return made
+
+
+def output_messages(items: Iterable[OutputItem]) -> list[Message]:
+    """An answer as chat messages, for the requests that continue it."""
+    made: list[Message] = []
+    for item in items:
+        if isinstance(item, OutputMessage):
+            made.append({"role": "assistant", "content": "".join(part.text for part in item.content)})
+        else:
+            _add_call(made, item.call_id, item.name, item.arguments)
+    return made
+
+
+def _add_call(messages: list[Message], call_id: str, name: str, arguments: str) -> None:
+    call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": None})
+    messages[-1].setdefault("tool_calls", []).append(call)
+    messages[-1]["content"] = messages[-1]["content"] or None
+
+
+def with_instructions(instructions: str | None, messages: Sequence[Message]) -> list[Message]:
+    """The conversation as the model is shown it. What systems say at its beginning is one message: templates know one."""
+    first = 0
+    while first < len(messages) and messages[first]["role"] == "system":
+        first += 1
+    system = [text for text in (instructions, *(message["content"] for message in messages[:first])) if text]
+    head = [{"role": "system", "content": "\n\n".join(system)}] if system else []
+    return head + list(messages[first:])
+
+
+def plain_tools(tools: Iterable[FunctionTool]) -> list[dict[str, Any]]:
+    """As chat completions have them. Functions are strict unless they say otherwise, as in OpenAI's API."""
+    made = []
+    for tool in tools:
+        function: dict[str, Any] = {"name": tool.name}
+        for name in ("description", "parameters"):
+            if (value := getattr(tool, name)) is not None:
+                function[name] = value
+        made.append({"type": "function", "function": {**function, "strict": tool.strict is not False}})
+    return made
+
+
+def plain_choice(choice: Choice | None) -> ToolChoice:
+    return NamedTool(choice.name) if isinstance(choice, FunctionChoice) else choice or "auto"
+
+
+def sampling(request: ResponsesRequest, temperature: float) -> dict[str, Any]:
+    """Arguments for `SamplingParams`. `temperature`: where the request does not say."""
+    made: dict[str, Any] = {
+        "temperature": temperature if request.temperature is None else request.temperature,
+        "max_tokens": request.max_output_tokens,
+        "logprobs": (request.top_logprobs or 0) if request.wants_logprobs else None,
+        "stop": (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ()),
+        "prediction": None if request.prediction is None else request.prediction.text,
+    }
+    names = ("top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "speculate")
+    return made | {name: value for name in names if (value := getattr(request, name)) is not None}
+
+
+def echo(request: ResponsesRequest, temperature: float) -> dict[str, Any]:
+    """What a response says about its request, defaults filled in."""
+    text: dict[str, Any] = {"format": {"type": "text"}, "verbosity": "medium"}
+    if request.text is not None and request.text.format is not None:
+        text["format"] = request.text.format
+    tools = [
+        {
+            "type": "function",
+            "name": tool.name,
+            "description": tool.description,
+            "parameters": tool.parameters,
+            "strict": tool.strict is not False,
+        }
+        for tool in request.tools or ()
+    ]
+    plain = ("instructions", "max_output_tokens", "previous_response_id", "prompt_cache_key", "prompt_cache_retention")
+    return {
+        **{name: getattr(request, name) for name in (*plain, "safety_identifier", "user")},
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
+        "reasoning": {"effort": request.reasoning.effort if request.reasoning else None, "summary": None},
+        "temperature": temperature if request.temperature is None else request.temperature,
+        "text": text,
+        "tool_choice": request.tool_choice or "auto",
+        "tools": tools,
+        "top_logprobs": request.top_logprobs or 0,
+        "top_p": 1.0 if request.top_p is None else request.top_p,
+        "presence_penalty": request.presence_penalty or 0.0,
+        "frequency_penalty": request.frequency_penalty or 0.0,
+        "metadata": request.metadata or {},
+    }
+
+
+def responses_usage(usage: Mapping[str, Any]) -> ResponsesUsage:
+    """From the form of chat completions."""
+    details = usage["completion_tokens_details"]
+    return ResponsesUsage(
+        input_tokens=usage["prompt_tokens"],
+        input_tokens_details=InputDetails(cached_tokens=usage["prompt_tokens_details"]["cached_tokens"]),
+        output_tokens=usage["completion_tokens"],
+        output_tokens_details=OutputDetails(**details),
+        total_tokens=usage["total_tokens"],
+    )
