@@ -1,0 +1,134 @@
+"""A helper process that answers JSON objects, one line for one line, and that is ended rather than waited for."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from obole.errors import ModelError
+
+_START_SECONDS = 60.0  # a fresh interpreter on a busy machine
+_ENVIRONMENT = ("LD_LIBRARY_PATH", "PYTHONHOME", "TZ", "LANG", "LC_ALL", "LC_TIME")  # not the keys that others hold
+_REPLY_BYTES = 1 << 16
+
+
+class ProcessEndedError(Exception):
+    """The process ended over a request; the message says how, as the second half of a sentence."""
+
+
+class LineProcess:
+    """Runs `python -m module`, says `hello` once, then sends requests one at a time; a process that died is started again.
+
+    The module answers `hello` with one line when it is ready, and each request with one line that repeats its "number".
+    It bounds its own processor time, of which `seconds` may go into one request; at three times that on the clock, or when
+    an exchange is cut short (by Ctrl-C, say), it is ended from outside. Safe to use from several threads.
+    """
+
+    def __init__(self, module: str, hello: Mapping[str, Any], seconds: float) -> None:
+        self._module = module
+        self._hello = hello
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._number = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._finalizer: weakref.finalize[Any, Any] | None = None
+
+    def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The reply to a request. Raises `ProcessEndedError` if the process does not survive it, `ModelError` if there is
+        no starting it."""
+        with self._lock:
+            try:
+                return self._exchange(request)
+            except BaseException:
+                self._stop()
+                raise
+
+    def close(self) -> None:
+        """Stop the process; the next use starts another."""
+        with self._lock:
+            self._stop()
+
+    def _exchange(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        for _ in range(2):  # the process may have died since it was last used: that is not this request's doing
+            fresh = self._process is None
+            process = self._start() if self._process is None else self._process
+            self._number += 1
+            line = json.dumps({**request, "number": self._number, "seconds": self._seconds}).encode() + b"\n"
+            began = time.monotonic()
+            answer = _ask(process, line, 3 * self._seconds)
+            if answer is not None:
+                return _reply(answer, self._number)
+            self._stop()
+            if time.monotonic() - began >= 0.9 * self._seconds:
+                raise ProcessEndedError(f"it took more than {self._seconds:g} seconds")
+            if fresh:
+                break
+        raise ProcessEndedError("it is nested too deeply or needed too much memory")
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        # -P and an explicit path: nothing is imported from the working directory
+        root = str(Path(__file__).resolve().parents[2])
+        paths = [root, *(path for path in sys.path if path and path != root)]
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", self._module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+            | {"PYTHONPATH": os.pathsep.join(paths)},
+        )
+        self._process = process
+        self._finalizer = weakref.finalize(self, _end, process)
+        if _ask(process, json.dumps(self._hello).encode() + b"\n", _START_SECONDS) is None:
+            raise ModelError(f"The process {self._module} did not start: check the installation and that memory is free.")
+        return process
+
+    def _stop(self) -> None:
+        finalizer, self._process, self._finalizer = self._finalizer, None, None  # first: this may be interrupted, too
+        if finalizer is not None:
+            finalizer()
+
+
+def _reply(answer: bytes, number: int) -> dict[str, Any]:
+    """The reply to request `number`. Raises `ModelError` if it is one to another."""
+    reply: dict[str, Any] = json.loads(answer)
+    if reply.get("number") != number:
+        raise ModelError("A helper process gave a reply to another request; it is ended: ask again.")
+    return reply
+
+
+def _ask(process: subprocess.Popen[bytes], line: bytes, seconds: float) -> bytes | None:
+    """Send a line and read one; None if the process ends, says too much, or is ended after `seconds`."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    timer = threading.Timer(seconds, process.kill)
+    timer.daemon = True
+    try:
+        timer.start()
+        process.stdin.write(line)
+        process.stdin.flush()
+        answer = process.stdout.readline(_REPLY_BYTES)
+    except OSError:
+        return None
+    finally:
+        timer.cancel()
+    return answer if answer.endswith(b"\n") else None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            try:
+                pipe.close()
+            except OSError:
+                continue
+    process.wait()
