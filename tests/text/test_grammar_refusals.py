@@ -132,7 +132,7 @@ def test_a_grammar_that_takes_too_long_is_given_up(default_tokenizer: Tokenizer,
         compiler.compile("json_object", "")  # so that the process is there
         began = time.monotonic()
         assert "cannot be compiled" in refusal(compiler, "json_schema", json.dumps({"allOf": patterns}))
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 30  # mostly the start of another process
         compiler.compile("regex", "[ab]+")  # and the next one is served
 
 
