@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from obole.server import chat, completions, models, page, responses, tokenization
+from obole.server import anthropic, chat, completions, models, page, responses, tokenization
 from obole.server.endpoint import Endpoint, EndpointApp
 from obole.server.errors import OPENAI, ApiError
 from obole.server.logs import Record
@@ -23,6 +23,7 @@ GROUPS: tuple[Sequence[Endpoint], ...] = (
     chat.ENDPOINTS,
     completions.ENDPOINTS,
     responses.ENDPOINTS,
+    anthropic.ENDPOINTS,
     models.ENDPOINTS,
     tokenization.ENDPOINTS,
     page.ENDPOINTS,

@@ -52,6 +52,7 @@ class Chat:
 
     def __init__(self, generation: Generation, plan: ToolPlan | None, choices: int) -> None:
         self.generation = generation
+        self.plan = plan
         self._readers = [_Reader(plan) for _ in range(choices)]
 
     async def __aiter__(self) -> AsyncIterator[News]:

@@ -14,19 +14,19 @@ import msgspec
 from starlette.responses import Response
 
 from obole.server.chatting import Chat, ChatAsk, News, chat
+from obole.server.conversation import Message, with_instructions
 from obole.server.endpoint import Call, Endpoint, json_response
 from obole.server.errors import ApiError, ErrorForm, openai_body, refused
 from obole.server.fields import NOTES, sized
 from obole.server.responses_convert import (
-    Message,
     echo,
     input_messages,
     output_messages,
     plain_choice,
     plain_tools,
+    resolved,
     responses_usage,
     sampling,
-    with_instructions,
 )
 from obole.server.responses_events import Event, Output
 from obole.server.responses_shapes import (
@@ -162,6 +162,7 @@ class _Live:
 async def create(call: Call) -> Response:
     request = read_request(await call.body(dict[str, Any]))
     call.server.check_model(request.model)
+    request.tools = [resolved(tool) for tool in request.tools or ()]
     stored = _stored(call, request)
     before = _before(call, request)
     history = [] if before is None else before.conversation()

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
+from obole.errors import InvalidRequest
+from obole.server.conversation import Message, add_call, called
 from obole.server.errors import refused
 from obole.server.responses_shapes import (
     CallItem,
@@ -22,8 +27,7 @@ from obole.server.responses_shapes import (
     ResponsesUsage,
 )
 from obole.server.tools import NamedTool, ToolChoice
-
-Message = dict[str, Any]
+from obole.text.grammar_schema import strict_schema
 
 
 def input_messages(given: str | Sequence[InputItem], before: Sequence[Message]) -> list[Message]:
@@ -35,16 +39,16 @@ def input_messages(given: str | Sequence[InputItem], before: Sequence[Message]) 
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     made: list[Message] = []
-    called = {call["id"] for message in before for call in message.get("tool_calls", ())}
+    known = called(before)
     for place, item in enumerate(given):
         if isinstance(item, MessageItem):
             role = "system" if item.role == "developer" else item.role
             made.append({"role": role, "content": item.text})
         elif isinstance(item, CallItem):
-            called.add(item.call_id)
-            _add_call(made, item.call_id, item.name, item.arguments)
+            known.add(item.call_id)
+            add_call(made, item.call_id, item.name, item.arguments)
         elif isinstance(item, CallOutputItem):
-            if item.call_id not in called:
+            if item.call_id not in known:
                 problem = (
                     f"input[{place}] is the output of call {item.call_id!r}, which is not in the conversation: send it first."
                 )
@@ -60,37 +64,32 @@ def output_messages(items: Iterable[OutputItem]) -> list[Message]:
         if isinstance(item, OutputMessage):
             made.append({"role": "assistant", "content": "".join(part.text for part in item.content)})
         else:
-            _add_call(made, item.call_id, item.name, item.arguments)
+            add_call(made, item.call_id, item.name, item.arguments)
     return made
 
 
-def _add_call(messages: list[Message], call_id: str, name: str, arguments: str) -> None:
-    call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-    if not messages or messages[-1]["role"] != "assistant":
-        messages.append({"role": "assistant", "content": None})
-    messages[-1].setdefault("tool_calls", []).append(call)
-    messages[-1]["content"] = messages[-1]["content"] or None
+def resolved(tool: FunctionTool) -> FunctionTool:
+    """A tool with `strict` settled. One that does not say is strict if its parameters can be enforced, as in OpenAI's API."""
+    return tool if tool.strict is not None else msgspec.structs.replace(tool, strict=_enforceable(tool.parameters or {}))
 
 
-def with_instructions(instructions: str | None, messages: Sequence[Message]) -> list[Message]:
-    """The conversation as the model is shown it. What systems say at its beginning is one message: templates know one."""
-    first = 0
-    while first < len(messages) and messages[first]["role"] == "system":
-        first += 1
-    system = [text for text in (instructions, *(message["content"] for message in messages[:first])) if text]
-    head = [{"role": "system", "content": "\n\n".join(system)}] if system else []
-    return head + list(messages[first:])
+def _enforceable(schema: Mapping[str, Any]) -> bool:
+    try:
+        strict_schema(json.dumps(schema))
+    except InvalidRequest:
+        return False
+    return True
 
 
 def plain_tools(tools: Iterable[FunctionTool]) -> list[dict[str, Any]]:
-    """As chat completions have them. Functions are strict unless they say otherwise, as in OpenAI's API."""
+    """As chat completions have them."""
     made = []
     for tool in tools:
         function: dict[str, Any] = {"name": tool.name}
-        for name in ("description", "parameters"):
+        for name in ("description", "parameters", "strict"):
             if (value := getattr(tool, name)) is not None:
                 function[name] = value
-        made.append({"type": "function", "function": {**function, "strict": tool.strict is not False}})
+        made.append({"type": "function", "function": function})
     return made
 
 
@@ -122,7 +121,7 @@ def echo(request: ResponsesRequest, temperature: float) -> dict[str, Any]:
             "name": tool.name,
             "description": tool.description,
             "parameters": tool.parameters,
-            "strict": tool.strict is not False,
+            "strict": tool.strict,
         }
         for tool in request.tools or ()
     ]

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from obole.server.body import converted
+from obole.server.conversation import Unsupported, supported
 from obole.server.endpoint import Call
 from obole.server.errors import refused
 from obole.server.fields import (
@@ -28,8 +29,7 @@ from obole.server.shapes import Report
 from obole.types import Grammar
 
 LOGPROBS = "message.output_text.logprobs"
-# Fields of OpenAI's that ask for what is not done here: values that ask for nothing after all, and what to do instead.
-_UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
+_UNSUPPORTED: Unsupported = {
     "background": (
         (False,),
         "Responses are made while the request is open: leave background out, and stream if it takes long.",
@@ -202,10 +202,7 @@ class ResponsesRequest(Struct, kw_only=True, forbid_unknown_fields=True):
 
 def read_request(raw: dict[str, Any]) -> ResponsesRequest:
     """The JSON of a request, checked. Raises `ApiError` naming the field at fault, also for what is not supported."""
-    given = {name: value for name, value in raw.items() if value is not None}
-    for name, (harmless, advice) in _UNSUPPORTED.items():
-        if name in given and given.pop(name) not in harmless:
-            raise refused(name, advice)
+    given = supported(raw, _UNSUPPORTED)
     if isinstance(items := given.get("input"), list):
         given["input"] = [_typed(item) for item in items]
     request = converted(given, ResponsesRequest)
