@@ -92,7 +92,7 @@ def _option(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 
 def server_config(values: Mapping[str, Any]) -> ServerConfig:
     """The configuration from the values of the options. Raises `WrongUsage` in the names of the options."""
-    made = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    made: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     made["api_keys"] += tuple(key for key in re.split(r"[\s,]+", os.environ.get(KEYS, "")) if key)
     try:
         return ServerConfig(**made)

@@ -62,6 +62,7 @@ class Call:
         self.record = Record(f"req-{secrets.token_hex(12)}", scope["method"], endpoint.path, time.monotonic())
         self.tenant = server.tenants.all[0]
         self.place: Place | None = None
+        self.pace = server.config.pace  # tokens per second of an answer that gives nothing away by its timing; 0: at once
         self.names = dict(endpoint.names)  # what this request calls the engine's fields
         self.gone = False  # the client has left
         self._receive = receive

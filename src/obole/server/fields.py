@@ -154,10 +154,20 @@ class Sampling(Struct, kw_only=True, forbid_unknown_fields=True):
             made["prediction"] = self.prediction.text
         if self.stream_options is not None and not self.stream:
             raise refused("stream_options", "stream_options are for streams: set stream to true, or leave them out.")
+        if self.pace is not None:
+            self._set_pace(call, self.pace)
         for name in NOTES:
             if (value := getattr(self, name, None)) is not None:
                 call.record.notes[name] = value
         return made
+
+    def _set_pace(self, call: Call, pace: float) -> None:
+        least = call.server.config.pace
+        if least and not 0 < pace <= least:
+            raise refused("pace", f"pace must be above 0 and at most {least:g} here.")
+        if not self.stream:
+            raise refused("pace", "pace is for streams: set stream to true, or leave it out.")
+        call.pace = pace
 
     def grammar(self, call: Call) -> Grammar | None:
         """What the answer must look like. Raises `ApiError`."""

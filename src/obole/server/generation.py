@@ -13,6 +13,7 @@ from obole.engine.prompts import Prompt
 from obole.engine.results import Delta, Result, receipt_json
 from obole.server.endpoint import Call
 from obole.server.errors import DRAINING_SECONDS, ApiError, refused
+from obole.server.pace import held, singles
 from obole.types import FinishReason, SamplingParams
 
 # Bytes of the longest tokens in common vocabularies (runs of blanks). More than so many for each token of the context, and
@@ -45,6 +46,19 @@ class Generation:
         self._ended = 0
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Delta]]:
+        rate, record = self._call.pace, self._call.record
+        tokens = 0
+        async for choice, delta in self._deltas():
+            if not rate:
+                yield choice, delta
+                continue
+            tokens += len(delta.token_ids)
+            for one in singles(delta):
+                yield choice, one
+        if rate and not record.streamed:
+            await held(time.monotonic() - record.arrived, tokens, rate)
+
+    async def _deltas(self) -> AsyncIterator[tuple[int, Delta]]:
         if len(self._streams) == 1:
             async for delta in self._streams[0]:
                 self._note(0, delta)

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from obole.server.endpoint import Call
+from obole.server.pace import shaped
 
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
@@ -32,7 +33,7 @@ class EventStream(Response):
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._call = call
-        self._events = events
+        self._events = shaped(events, call.pace) if call.pace else events
         self._writing = False
         self._since = 0.0  # when the last write began
         call.record.streamed = True
