@@ -67,7 +67,7 @@ def assemble(model: str, revision: str | None, config: EngineConfig, progress: P
         cost=calibrate(core.runner.steps, core.runner.num_groups, core.scheduler.max_prompt),
         vocab_size=vocab_size,
         memory=Memory(remembered, config.draft_memory_seconds),
-        store=IndexStore(remembered),
+        store=IndexStore(remembered, config.draft_memory_seconds),
         clock=time.perf_counter,
         draft_model=draft,
     )

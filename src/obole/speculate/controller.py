@@ -71,6 +71,7 @@ class Speculation:
     own: dict[Kind, Counts] = field(default_factory=dict)
     proposal: Proposal | None = None  # for the place after the newest token
     kind: Kind | None = None
+    remembered: bool = False  # when it has ended, as it draws on what is remembered of others
     model_allowed: bool = False
 
 
@@ -122,13 +123,23 @@ class Controller:
     lengths: Lengths = field(default_factory=lambda: by_cost)
 
     def draft(self, seqs: list[Sequence], other_rows: int) -> None:
-        """Hang drafts on decoding sequences. `other_rows`: rows of the same step that are none of theirs (prompts)."""
+        """Hang drafts on decoding sequences. `other_rows`: rows of the same step that are none of theirs (prompts).
+
+        What a drafter raises is raised here. It is not asked again for its sequence, which can go on without drafts.
+        """
         started = self.clock()
-        able = [(seq, state) for seq in seqs if (state := self._state(seq)).drafters or state.model_allowed]
+        able = []
+        for seq in seqs:
+            try:
+                state = self._state(seq)
+                if state.drafters or state.model_allowed:
+                    self._propose(seq, state)
+                    able.append((seq, state))
+            except BaseException:  # whoever failed is not asked again, so that the next step goes on without
+                seq.speculation = Speculation((), None)
+                raise
         if not able:
             return
-        for seq, state in able:
-            self._propose(seq, state)
         members = [seq for seq, _ in able]
         step = Step(self, members, [state for _, state in able], len(seqs), len(seqs) + other_rows)
         lengths = self.lengths(step)
@@ -174,9 +185,14 @@ class Controller:
         if not isinstance(state, Speculation):
             return
         if state.lookup is not None and state.lookup.read:
-            self.store.keep(seq, state.lookup)
-        if len(seq.tokens) > seq.prompt_len:
+            self.store.keep(seq, state.lookup, self.clock())
+        if state.remembered and len(seq.tokens) > seq.prompt_len:
             self.memory.remember(seq, self.clock())
+
+    def forget(self, tenant: str, request_id: str | None = None) -> None:
+        """Delete the texts of a tenant, or of one of its requests: nothing is drafted from them any more."""
+        self.memory.forget(tenant, request_id)
+        self.store.forget(tenant, request_id)
 
     def recover(self) -> None:
         """After an exception anywhere: nothing is held for sequences that nobody will hear of again."""
@@ -195,6 +211,9 @@ class Controller:
         def allows(source: Source) -> bool:
             return mode in ("auto", source.value)
 
+        now = self.clock()
+        self.memory.expire(now)
+        self.store.expire(now)
         drafters: list[Drafter] = []
         lookup = self.store.start(seq) if allows(Source.LOOKUP) else None
         if seq.constraint is not None and allows(Source.FORCED):
@@ -203,9 +222,11 @@ class Controller:
             drafters.append(Prediction(seq.request.prediction_ids))
         if lookup is not None:
             drafters.append(lookup)
-        if allows(Source.MEMORY):
+        remembered = allows(Source.MEMORY)
+        if remembered:
             drafters.append(Recollection(self.memory))
-        return Speculation(tuple(drafters), lookup, model_allowed=self.draft_model is not None and allows(Source.DRAFT))
+        model_allowed = self.draft_model is not None and allows(Source.DRAFT)
+        return Speculation(tuple(drafters), lookup, remembered=remembered, model_allowed=model_allowed)
 
     def _propose(self, seq: Sequence, state: Speculation) -> None:
         """Ask every drafter and keep the proposal that promises most; what is certain needs no other."""
@@ -229,8 +250,9 @@ class Controller:
         """Cut a proposal to what may be drafted; False if nothing is left. Drafters are not trusted with memory accesses."""
         tokens = proposal.tokens[:most] if len(proposal.tokens) > most else proposal.tokens
         size = self.vocab_size
-        bad = next((i for i, token in enumerate(tokens) if not 0 <= token < size), None)
-        proposal.tokens = tokens if bad is None else tokens[:bad]
+        if tokens and not 0 <= min(tokens) <= max(tokens) < size:
+            tokens = tokens[: next(i for i, token in enumerate(tokens) if not 0 <= token < size)]
+        proposal.tokens = tokens
         return bool(proposal.tokens) and proposal.length > 0
 
     def _plain_seconds(self, plan: StepPlan) -> float:

@@ -23,54 +23,64 @@ GENERATIONS = 4  # that the memory of a tenant is cut into
 LOOK_BACK = 64  # tokens before the present place that are compared: a longer match says no more
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Generation:
+    tenant: str
     index: SuffixIndex = field(default_factory=SuffixIndex)
-    documents: dict[str, list[Tokens]] = field(default_factory=dict)
+    documents: dict[str, list[Tokens]] = field(default_factory=dict)  # by request id
     newest: float = 0.0  # seconds, when its last document came
 
     def add(self, request_id: str, tokens: Tokens, now: float) -> None:
-        self.index.begin()
-        self.index.extend(tokens)
+        self._read(tokens)
         self.documents.setdefault(request_id, []).append(tokens)
         self.newest = now
 
-    def without(self, request_id: str) -> Generation:
-        rest = Generation()
-        for other, documents in self.documents.items():
-            for tokens in documents if other != request_id else ():
-                rest.add(other, tokens, self.newest)
-        return rest
+    def remove(self, request_id: str) -> None:
+        """Forget the documents of a request: the others go into a new index."""
+        del self.documents[request_id]
+        self.index = SuffixIndex()
+        for documents in self.documents.values():
+            for tokens in documents:
+                self._read(tokens)
 
     @property
     def nbytes(self) -> int:
         return self.index.nbytes + 4 * len(self.index)
+
+    def _read(self, tokens: Tokens) -> None:
+        self.index.begin()
+        self.index.extend(tokens)
 
 
 @dataclass(slots=True)
 class Memory:
     """What is remembered of all tenants: at most `limit` bytes of each and of all together, for `keep_seconds`.
 
-    Over the limit the tenant that was written to least recently loses its oldest generation first.
+    Over the limit the tenant that was written to least recently loses its oldest generation first. Times are seconds on the
+    caller's clock and never decrease.
     """
 
     limit: int
     keep_seconds: float
-    _tenants: OrderedDict[str, list[Generation]] = field(default_factory=OrderedDict)
+    _tenants: OrderedDict[str, list[Generation]] = field(default_factory=OrderedDict)  # least recently written first
+    _ages: OrderedDict[Generation, None] = field(default_factory=OrderedDict)  # all generations, by `newest`
+    _bytes: int = 0  # of them
 
     def remember(self, seq: Sequence, now: float) -> None:
         """Take in a finished sequence, less the beginning of its prompt that was found in the cache: that came before."""
         if not self.limit:
             return
         tokens = np.asarray(seq.tokens[max(0, seq.tally.cached - LOOK_BACK) :], dtype=np.int32)
-        generations = self._tenants.setdefault(seq.request.tenant, [])
-        self._tenants.move_to_end(seq.request.tenant)
-        if not generations or generations[-1].nbytes > self.limit // GENERATIONS:
-            generations.append(Generation())
-        generations[-1].add(seq.request.id, tokens, now)
+        generation = self._open(seq.request.tenant)
+        self._bytes -= generation.nbytes
+        try:
+            generation.add(seq.request.id, tokens, now)
+        finally:
+            self._bytes += generation.nbytes
+        self._ages.move_to_end(generation)
         self.expire(now)
-        while self.nbytes > self.limit:
-            self._drop_oldest()
+        while self._bytes > self.limit:
+            self._drop(next(iter(self._tenants.values()))[0])
 
     def generations(self, tenant: str) -> list[Generation]:
         """Oldest first. The list is the memory's own."""
@@ -78,27 +88,44 @@ class Memory:
 
     def forget(self, tenant: str, request_id: str | None = None) -> None:
         """Delete what is remembered of a tenant, or of one of its requests."""
-        if request_id is None:
-            self._tenants.pop(tenant, None)
-        else:
-            known = self._tenants.get(tenant, [])
-            known[:] = [g.without(request_id) if request_id in g.documents else g for g in known]
+        for generation in list(self.generations(tenant)):
+            if request_id is None or generation.documents.keys() == {request_id}:
+                self._drop(generation)
+            elif request_id in generation.documents:
+                self._bytes -= generation.nbytes
+                generation.remove(request_id)
+                self._bytes += generation.nbytes
 
     def expire(self, now: float) -> None:
-        for tenant, generations in list(self._tenants.items()):
-            generations[:] = [g for g in generations if now - g.newest <= self.keep_seconds]
-            if not generations:
-                del self._tenants[tenant]
+        """Drop what was last added to more than `keep_seconds` ago."""
+        while self._ages:
+            oldest = next(iter(self._ages))
+            if now - oldest.newest <= self.keep_seconds:
+                break
+            self._drop(oldest)
 
     @property
     def nbytes(self) -> int:
-        return sum(g.nbytes for generations in self._tenants.values() for g in generations)
+        return self._bytes
 
-    def _drop_oldest(self) -> None:
-        tenant, generations = next(iter(self._tenants.items()))
-        del generations[0]
+    def _open(self, tenant: str) -> Generation:
+        """The generation that takes documents of a tenant in."""
+        generations = self._tenants.setdefault(tenant, [])
+        self._tenants.move_to_end(tenant)
+        if not generations or generations[-1].nbytes > self.limit // GENERATIONS:
+            generation = Generation(tenant)
+            generations.append(generation)
+            self._ages[generation] = None
+            self._bytes += generation.nbytes
+        return generations[-1]
+
+    def _drop(self, generation: Generation) -> None:
+        self._bytes -= generation.nbytes
+        del self._ages[generation]
+        generations = self._tenants[generation.tenant]
+        generations.remove(generation)
         if not generations:
-            del self._tenants[tenant]
+            del self._tenants[generation.tenant]
 
 
 class Recollection:
@@ -106,28 +133,31 @@ class Recollection:
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
-        self._cursors: dict[int, tuple[Generation, Cursor]] = {}
+        self._cursors: dict[int, tuple[SuffixIndex, Cursor]] = {}
         self._read = 0
 
     def propose(self, seq: Sequence, most: int) -> Proposal | None:
         tokens = seq.tokens
-        new = tokens[max(self._read, len(tokens) - LOOK_BACK) :]
+        new = tokens[self._read :]
         self._read = len(tokens)
+        if len(new) > LOOK_BACK:
+            self._cursors = {}  # what they read is too far back to matter
         best = None
         cursors = {}
         for generation in self._memory.generations(seq.request.tenant):
-            known = self._cursors.get(id(generation))
+            index = generation.index
+            known = self._cursors.get(id(index))
             if known is not None:
                 cursor = known[1]
                 cursor.advance(new)
             else:
-                cursor = Cursor(generation.index)
+                cursor = Cursor(index)
                 cursor.advance(tokens[-LOOK_BACK:])
-            cursors[id(generation)] = (generation, cursor)
+            cursors[id(index)] = (index, cursor)
             match = cursor.match(most)
             if match is not None and (best is None or match.length >= best.length):  # of equals the newest
                 best = match
-        self._cursors = cursors  # of generations that are gone, nothing is held
+        self._cursors = cursors  # of what is gone, nothing is held
         if best is None:
             return None
         return Proposal(Source.MEMORY, best.length, best.support / best.total, best.tokens)

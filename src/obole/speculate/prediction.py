@@ -17,16 +17,17 @@ class Prediction:
         self._index = SuffixIndex()
         self._index.extend(self._tokens)
         self._cursor = Cursor(self._index)
-        self._read = -1  # tokens of the sequence that the cursor has read; -1: it has not begun
+        self._read = 0  # tokens of the answer
+        self._along = True  # the answer is the beginning of the prediction so far
 
     def propose(self, seq: Sequence, most: int) -> Proposal | None:
-        if self._read < seq.prompt_len:
-            self._read = seq.prompt_len
-        new = seq.tokens[self._read :]
-        self._read = len(seq.tokens)
-        if len(seq.tokens) == seq.prompt_len:
-            return Proposal(Source.PREDICTION, AT_START, 1.0, self._tokens[:most]) if self._tokens else None
+        new = seq.tokens[seq.prompt_len + self._read :]
+        self._along = self._along and new == self._tokens[self._read : self._read + len(new)]
+        self._read += len(new)
         self._cursor.advance(new)
+        if self._along and self._read < len(self._tokens):
+            # the same words may come earlier or later in the text as well: the place counts, not what looks like it
+            return Proposal(Source.PREDICTION, AT_START + self._read, 1.0, self._tokens[self._read : self._read + most])
         match = self._cursor.match(most)
         if match is None:
             return None
