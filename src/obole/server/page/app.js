@@ -255,6 +255,7 @@ function start() {
     follow();
   });
   find("log").addEventListener("pointerover", point);
+  find("log").addEventListener("toggle", follow, true); // a receipt that opens at the end stays in sight
   find("tint").addEventListener("change", ({ target }) => document.body.classList.toggle("plain", !target.checked));
   find("examples").append(...EXAMPLES.map((text) => button(text, () => send(text))));
   togglePanel(window.matchMedia("(min-width: 60em)").matches);

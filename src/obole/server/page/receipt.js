@@ -16,10 +16,14 @@ export function size(bytes) {
 }
 
 export function seconds(time) {
-  return time < 0.0995 ? `${short.format(1000 * time)} ms` : `${time < 9.995 ? time.toFixed(2) : time.toFixed(1)} s`;
+  if (time >= 0.0995) return `${time.toFixed(time < 9.995 ? 2 : 1)} s`;
+  return `${(1000 * time).toFixed(time < 0.00995 ? 1 : 0)} ms`;
 }
 
-export const money = (dollars) => `$${new Intl.NumberFormat("en", { maximumSignificantDigits: 3, maximumFractionDigits: 20 }).format(dollars)}`;
+/** "$1.25"; below a cent, cents: "0.00272 ¢". */
+export function money(dollars) {
+  return dollars === 0 || dollars >= 0.00995 ? `$${dollars.toFixed(2)}` : `${new Intl.NumberFormat("en", { maximumSignificantDigits: 3, maximumFractionDigits: 20 }).format(100 * dollars)} ¢`;
+}
 
 const sum = (counts) => Object.values(counts).reduce((total, one) => total + one, 0);
 
