@@ -126,9 +126,10 @@ def test_answers_are_those_without(drafting, arch, draft):
         params = SamplingParams(max_tokens=24, seed=turn, logprobs=1, **chosen)
         alone = compared(engine, prompts[turn % 4], dataclasses.replace(params, n=2))
         results = compared(engine, prompts, [dataclasses.replace(params, seed=i) for i in range(len(prompts))])
-        tried += drafted([*alone, *results])
-        right += confirmed([*alone, *results])
-    assert tried > 200
+        whole = [r for r in (*alone, *results) if all(c.finish_reason is FinishReason.LENGTH for c in r.choices)]
+        tried += drafted(whole)  # what was drafted beyond an end was not wrong
+        right += confirmed(whole)
+    assert tried > 150
     assert {SAME: right == tried, NEARLY: 0.3 < right / tried < 0.95, OTHER: 0 < right / tried < 0.2}[draft]
     for result in results:
         assert set(result.receipt.drafted) <= {"draft"}
@@ -197,7 +198,7 @@ def test_unfilled_pools_and_evictions(drafting, folders):
 def test_drafts_are_what_the_model_would_write_by_itself(drafting, folders, monkeypatch, arch, blocks):
     """Whatever was rolled back, shared, evicted or let go of: the same noise, and so the same tokens."""
     settings = {} if blocks is None else {"kv_device": pool_bytes(folders[arch], blocks)}
-    engine = drafting(NEARLY, arch, max_batch_tokens=20, **settings)
+    engine = drafting(NEARLY, arch, length=12, max_batch_tokens=20, **settings)
     said: dict[tuple[int, tuple[int, ...]], list[int]] = {}
     propose = DraftModel.propose
 
@@ -221,7 +222,7 @@ def test_drafts_are_what_the_model_would_write_by_itself(drafting, folders, monk
     ]
     written = alone.generate([list(tokens) for _, tokens in said], asked)
     assert [list(result.token_ids) for result in written] == list(said.values())
-    assert len(said) > 20
+    assert len(said) >= 15
 
 
 def test_preempted_sequences_go_on_with_their_shadows(drafting, folders):
@@ -245,10 +246,10 @@ def test_the_draft_models_context_ends_first(drafting):
 
 def test_windows_are_let_go_of(drafting, folders):
     """A model with windows of 16 tokens drafts along a sequence that its pool could not hold without them."""
-    engine = drafting(SAME, "gemma3", kv_device=pool_bytes(folders["gemma3"], 200), max_batch_tokens=16)
-    assert model_of(engine).cache.usage().total == 50 < 7 * 190 // 16
-    results = compared(engine, random_prompt(random.Random(5), 60, VOCAB), SamplingParams(max_tokens=130, ignore_eos=True))
-    assert drafted(results) == confirmed(results) > 100
+    engine = drafting(SAME, "gemma3", kv_device=pool_bytes(folders["gemma3"], 140), max_batch_tokens=16)
+    assert model_of(engine).cache.usage().total == 35 < 7 * 120 // 16
+    results = compared(engine, random_prompt(random.Random(5), 120, VOCAB), SamplingParams(max_tokens=100, ignore_eos=True))
+    assert drafted(results) == confirmed(results) == 99 - -(-99 // 6)
 
 
 def computed_rows(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[StepPlan]:
@@ -284,19 +285,19 @@ def test_prompts_are_read_once(drafting, monkeypatch):
 
 def test_the_price_is_that_of_new_tokens(drafting, monkeypatch):
     engine = drafting(SAME, max_batch_tokens=32)
-    model = model_of(engine)
-    model.seconds_per_token = 1e-3
-    run = Runner.run
+    model, run, now = model_of(engine), Runner.run, 0.0
+    model.seconds_per_token, model.clock = 0.1, lambda: now
 
     def slow(self: Runner, plan: StepPlan) -> StepResult:
+        nonlocal now
         if self is model.runner:
-            time.sleep(1e-3 * plan.total_rows)
+            now += plan.total_rows
         return run(self, plan)
 
     monkeypatch.setattr(Runner, "run", slow)
-    for seed in range(2):  # 200 rows of prompt before the first draft
-        engine.generate(random_prompt(random.Random(seed), 200, VOCAB), SamplingParams(max_tokens=40, ignore_eos=True))
-        assert 1e-3 < model.seconds_per_token < 3e-3
+    for seed in range(3):  # 200 rows of prompt before the first draft
+        engine.generate(random_prompt(random.Random(seed), 200, VOCAB), SamplingParams(max_tokens=50, ignore_eos=True))
+    assert 1 < model.seconds_per_token < 1.25  # where a draft was wholly right, the next one begins with two rows
 
 
 def test_time_spent_drafting_is_not_saved(drafting, monkeypatch):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from obole.cache.managers import KVCacheManager
@@ -67,6 +68,7 @@ class DraftModel:
     max_tokens: int
     vocab_size: int
     seconds_per_token: float
+    clock: Callable[[], float] = time.perf_counter
     _shadows: OrderedDict[Sequence, Shadow] = field(default_factory=OrderedDict)  # least recently used first
 
     def propose(self, seqs: list[Sequence], lengths: list[int]) -> list[Proposal | None]:
@@ -74,10 +76,10 @@ class DraftModel:
         jobs = [self._job(seq, length) for seq, length in zip(seqs, lengths, strict=True)]
         seconds, written = 0.0, 0
         while shadows := self._plan(plan := StepPlan([], [], [], [], []), jobs):
-            began = time.perf_counter()
+            began = self.clock()
             results = self.runner.run(plan).tokens
             if all(plan.samples) and max(plan.rows) <= FRESH_ROWS:  # what others wrote is read but once, and has no price
-                seconds += time.perf_counter() - began
+                seconds += self.clock() - began
                 written += len(shadows)
             for shadow, start, rows, tokens in zip(shadows, plan.starts, plan.rows, results, strict=True):
                 shadow.tokens += tokens
@@ -111,8 +113,6 @@ class DraftModel:
         shadow.follow(seq.tokens)
         if max(news, default=0) >= self.vocab_size:
             shadow.max_len = 0
-        if shadow.tables:
-            self.cache.commit(shadow)
         return _Job(seq, shadow, min(len(seq.tokens) + length, shadow.max_len - 1))
 
     def _plan(self, plan: StepPlan, jobs: list[_Job]) -> list[Shadow]:
