@@ -111,9 +111,11 @@ class _Writer:
             made.partial_inputs = self.content.partial
         return made
 
-    def last(self, reason: str) -> Event:
+    def last(self, reason: str, sources: list[str]) -> Event:
+        """The event that ends the message. `sources`: of tokens that no other event has told of, as those around calls."""
         usage = messages_usage(self._chat.generation.usage())
-        return {"type": "message_delta", "delta": self.end(reason), "usage": usage, "obole": self.report()}
+        report = {"sources": sources, **msgspec.to_builtins(self.report())}
+        return {"type": "message_delta", "delta": self.end(reason), "usage": usage, "obole": report}
 
 
 async def create(call: Call) -> Response:
@@ -144,8 +146,7 @@ async def _events(writer: _Writer, chat: Chat) -> AsyncGenerator[bytes, None]:
             for event in writer.content.take(news):
                 yield _event({**event, "obole": {"sources": sources}} if sources else event)
                 sources = []
-        last = writer.last(reason)
-        yield _event(last)
+        yield _event(writer.last(reason, sources))
     yield _event({"type": "message_stop"})
 
 

@@ -162,7 +162,7 @@ class _Live:
 async def create(call: Call) -> Response:
     request = read_request(await call.body(dict[str, Any]))
     call.server.check_model(request.model)
-    request.tools = [resolved(tool) for tool in request.tools or ()]
+    request.tools = resolved(request.tools or ())
     stored = _stored(call, request)
     before = _before(call, request)
     history = [] if before is None else before.conversation()

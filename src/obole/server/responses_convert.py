@@ -68,9 +68,14 @@ def output_messages(items: Iterable[OutputItem]) -> list[Message]:
     return made
 
 
-def resolved(tool: FunctionTool) -> FunctionTool:
-    """A tool with `strict` settled. One that does not say is strict if its parameters can be enforced, as in OpenAI's API."""
-    return tool if tool.strict is not None else msgspec.structs.replace(tool, strict=_enforceable(tool.parameters or {}))
+def resolved(tools: Sequence[FunctionTool]) -> list[FunctionTool]:
+    """Tools with `strict` settled.
+
+    Those that do not say are strict, as in OpenAI's API, unless some tool is not to be strict or cannot be: answers are held
+    to all tools or none.
+    """
+    strict = all(tool.strict is not False and _enforceable(tool.parameters or {}) for tool in tools)
+    return [msgspec.structs.replace(tool, strict=strict) if tool.strict is None else tool for tool in tools]
 
 
 def _enforceable(schema: Mapping[str, Any]) -> bool:

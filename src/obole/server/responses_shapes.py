@@ -108,7 +108,10 @@ InputItem: TypeAlias = MessageItem | CallItem | CallOutputItem
 
 
 class FunctionTool(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A function of the client. `strict`, unless false: arguments never leave `parameters`, a JSON schema of an object."""
+    """A function of the client. `strict`: arguments never leave `parameters`, a JSON schema of an object.
+
+    Left out it is true where all tools of the request can be strict; the response says.
+    """
 
     type: Literal["function"]
     name: Name
