@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from obole.server import anthropic, chat, completions, models, page, responses, tokenization
 from obole.server.endpoint import Endpoint, EndpointApp
@@ -30,11 +31,25 @@ GROUPS: tuple[Sequence[Endpoint], ...] = (
 )
 
 
+class _ByMethod:
+    """The endpoints of one path."""
+
+    def __init__(self, apps: Mapping[str, EndpointApp]) -> None:
+        self._apps = apps
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        method = scope["method"]
+        await self._apps["GET" if method == "HEAD" else method](scope, receive, send)
+
+
 def build_app(server: Server) -> Starlette:
     """Everything that the server answers, as an ASGI application."""
     endpoints = [endpoint for group in GROUPS for endpoint in group]
     endpoints += documentation(endpoints)
-    routes = [Route(e.path, EndpointApp(server, e), methods=[e.method], include_in_schema=False) for e in endpoints]
+    paths: dict[str, dict[str, EndpointApp]] = {}
+    for endpoint in endpoints:
+        paths.setdefault(endpoint.path, {})[endpoint.method] = EndpointApp(server, endpoint)
+    routes = [Route(path, _ByMethod(apps), methods=list(apps)) for path, apps in paths.items()]
 
     async def lost(request: Request, error: Exception) -> Response:
         """No such path, or no such method: nothing of the frame has seen the request."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator
@@ -214,7 +215,7 @@ async def complete(call: Call) -> Response:
     writer = _Writer(call, request)
     if request.stream:
         return EventStream(call, _events(writer, answers))
-    return json_response(await _whole(writer, answers, call, request))
+    return await _whole(writer, answers, call, request)
 
 
 async def _events(writer: _Writer, chat: Chat) -> AsyncGenerator[bytes, None]:
@@ -260,38 +261,41 @@ class _Choice:
         self.token_ids += news.token_ids
         self.reason = news.finish_reason or self.reason
 
-    def message(self) -> AnswerMessage:
+    def answer(self, index: int, writer: _Writer, request: ChatRequest) -> AnswerChoice:
         text = "".join(self.text)
+        message = AnswerMessage(role="assistant", content=text)
         if self.calls:
-            return AnswerMessage(role="assistant", content=text or None, tool_calls=self.calls)
-        return AnswerMessage(role="assistant", content=text)
+            message = AnswerMessage(role="assistant", content=text or None, tool_calls=self.calls)
+        reason: Any = self.reason
+        made = AnswerChoice(index=index, message=message, logprobs=writer.logprobs(self.logprobs), finish_reason=reason)
+        if request.return_token_ids:
+            made.token_ids = self.token_ids
+        return made
 
 
-async def _whole(writer: _Writer, chat: Chat, call: Call, request: ChatRequest) -> ChatCompletion:
+async def _whole(writer: _Writer, chat: Chat, call: Call, request: ChatRequest) -> Response:
     choices = [_Choice() for _ in range(request.n or 1)]
     async with chat as answers:
         async for news in answers:
             choices[news.choice].take(news)
         generation = answers.generation
-    return ChatCompletion(
-        id=writer.id,
-        object="chat.completion",
-        created=writer.created,
-        model=call.server.model,
-        system_fingerprint=call.server.fingerprint,
-        choices=[
-            AnswerChoice(
-                index=index,
-                message=choice.message(),
-                logprobs=writer.logprobs(choice.logprobs),
-                finish_reason=choice.reason,  # type: ignore[arg-type]
-                token_ids=choice.token_ids if request.return_token_ids else UNSET,
+
+    def response() -> Response:
+        return json_response(
+            ChatCompletion(
+                id=writer.id,
+                object="chat.completion",
+                created=writer.created,
+                model=call.server.model,
+                system_fingerprint=call.server.fingerprint,
+                choices=[choice.answer(index, writer, request) for index, choice in enumerate(choices)],
+                usage=msgspec.convert(generation.usage(), Usage),
+                obole=msgspec.convert(generation.report(), Report),
             )
-            for index, choice in enumerate(choices)
-        ],
-        usage=msgspec.convert(generation.usage(), Usage),
-        obole=msgspec.convert(generation.report(), Report),
-    )
+        )
+
+    # log-probabilities of many tokens take long to write down
+    return await asyncio.to_thread(response) if request.logprobs else response()
 
 
 ENDPOINTS = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -117,7 +118,8 @@ async def chat(call: Call, ask: ChatAsk) -> Chat:
         raise refused("messages", "messages must hold at least one message.")
     if len(ask.messages) > server.config.max_messages:
         raise refused("messages", f"There may be {server.config.max_messages} messages; these are {len(ask.messages)}.")
-    plan = _plan(call, ask)
+    # schemas may be long: looking through them must not hold up the streams of others
+    plan = await asyncio.to_thread(_plan, call, ask) if ask.tools else _plan(call, ask)
     grammar = ask.grammar if plan is None else plan.grammar
     shown = () if plan is None else plan.shown
     params = SamplingParams(**ask.sampling, grammar=grammar, shown_token_ids=shown)

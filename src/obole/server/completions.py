@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import codecs
 import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
@@ -12,7 +13,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.responses import Response
 
 from obole.engine.prompts import Prompt
-from obole.engine.results import Delta
+from obole.engine.results import Choice, Delta, Result
 from obole.server.chatting import finish_reason
 from obole.server.endpoint import Call, Endpoint, json_response
 from obole.server.errors import refused
@@ -179,7 +180,7 @@ async def complete(call: Call) -> Response:
     writer = _Writer(call, request, prompts)
     if request.stream:
         return EventStream(call, _events(writer, generation))
-    return json_response(await _whole(writer, generation))
+    return await _whole(writer, generation)
 
 
 async def _events(writer: _Writer, answers: Generation) -> AsyncGenerator[bytes, None]:
@@ -218,26 +219,33 @@ def _end(writer: _Writer, generation: Generation, index: int, delta: Delta) -> b
     return writer.event([CompletionChoice(index=index, text="", logprobs=None, finish_reason=reason)], **more)
 
 
-async def _whole(writer: _Writer, answers: Generation) -> Completion:
+async def _whole(writer: _Writer, answers: Generation) -> Response:
     async with answers as generation:
         results = await generation.finish()
-    choices = []
-    for place, result in enumerate(results):
-        for choice in result.choices:
-            index = place * writer.choices + choice.index
-            speller = _Speller(writer.tokenizer)
-            ids, entries = list(choice.token_ids), list(choice.logprobs or ())
-            if writer.request.echo:
-                ids, entries = [*result.prompt_ids, *ids], [*(result.prompt_logprobs or ()), *entries]  # type: ignore[list-item]
-            reason: Any = finish_reason(choice.finish_reason, called=False)
-            made = CompletionChoice(index=index, text=writer.echo(index) + choice.text, logprobs=None, finish_reason=reason)
-            if writer.request.logprobs is not None:
-                made.logprobs = speller.spell(ids, entries)
-            if writer.request.return_token_ids:
-                made.token_ids, made.prompt_token_ids = list(choice.token_ids), list(result.prompt_ids)
-            choices.append(made)
-    usage = msgspec.convert(generation.usage(), Usage)
-    return writer.completion(choices, usage=usage, obole=msgspec.convert(generation.report(), Report))
+
+    def response() -> Response:
+        choices = [_choice(writer, result, choice) for result in results for choice in result.choices]
+        for index, choice in enumerate(choices):
+            choice.index, choice.text = index, writer.echo(index) + choice.text
+        usage = msgspec.convert(generation.usage(), Usage)
+        return json_response(writer.completion(choices, usage=usage, obole=msgspec.convert(generation.report(), Report)))
+
+    # log-probabilities of many tokens take long to write down
+    return await asyncio.to_thread(response) if writer.request.logprobs is not None else response()
+
+
+def _choice(writer: _Writer, result: Result, choice: Choice) -> CompletionChoice:
+    request = writer.request
+    reason: Any = finish_reason(choice.finish_reason, called=False)
+    made = CompletionChoice(index=choice.index, text=choice.text, logprobs=None, finish_reason=reason)
+    if request.logprobs is not None:
+        ids, entries = list(choice.token_ids), list[TokenLogprob | None](choice.logprobs or ())
+        if request.echo:
+            ids, entries = [*result.prompt_ids, *ids], [*(result.prompt_logprobs or ()), *entries]
+        made.logprobs = _Speller(writer.tokenizer).spell(ids, entries)
+    if request.return_token_ids:
+        made.token_ids, made.prompt_token_ids = list(choice.token_ids), list(result.prompt_ids)
+    return made
 
 
 ENDPOINTS = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -68,10 +68,14 @@ def api_error(error: Exception, names: Mapping[str, str] | None = None) -> ApiEr
 
 @dataclass(frozen=True, slots=True)
 class ErrorForm:
-    """How an API writes its errors: as the JSON of a response, and as an event of a stream that has begun."""
+    """How an API writes its errors: as the JSON of a response, and as an event of a stream that has begun.
+
+    `schema`: the JSON schema of the former, for the document at /openapi.json.
+    """
 
     body: Callable[[ApiError], Any]
     event: Callable[[ApiError], bytes]
+    schema: Mapping[str, Any] = field(default_factory=lambda: {"type": "object", "required": ["error"]})
 
     def response(self, error: ApiError) -> Response:
         headers = {} if error.retry_after is None else {"retry-after": str(max(1, math.ceil(error.retry_after)))}
@@ -85,4 +89,17 @@ def openai_body(error: ApiError) -> dict[str, Any]:
     return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
 
 
-OPENAI = ErrorForm(openai_body, lambda error: b"data: " + msgspec.json.encode(openai_body(error)) + b"\n\n")
+_TEXT, _MAYBE = {"type": "string"}, {"type": ["string", "null"]}
+_SCHEMA = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {"message": _TEXT, "type": _TEXT, "param": _MAYBE, "code": _MAYBE},
+        }
+    },
+}
+
+OPENAI = ErrorForm(openai_body, lambda error: b"data: " + msgspec.json.encode(openai_body(error)) + b"\n\n", _SCHEMA)

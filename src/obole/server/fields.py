@@ -32,15 +32,17 @@ _PLAIN = (
 )  # fmt: skip
 
 
-class TextContent(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
+class TextContent(Struct, kw_only=True, forbid_unknown_fields=True):
     """A piece of text."""
 
+    type: Literal["text"]
     text: str
 
 
-class Prediction(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="content"):
+class Prediction(Struct, kw_only=True, forbid_unknown_fields=True):
     """Text that the answer is expected to repeat for the most part: it is computed faster then, and stays the same."""
 
+    type: Literal["content"]
     content: str | list[TextContent]
 
     @property
@@ -156,6 +158,9 @@ class Sampling(Struct, kw_only=True, forbid_unknown_fields=True):
             raise refused("stream_options", "stream_options are for streams: set stream to true, or leave them out.")
         if self.pace is not None:
             self._set_pace(call, self.pace)
+        if self.stream_options is not None and self.stream_options.include_obfuscation:
+            problem = "Chunks are not padded at random here: use pace, which makes all of a stream's records equal."
+            raise refused("stream_options.include_obfuscation", problem)
         for name in NOTES:
             if (value := getattr(self, name, None)) is not None:
                 call.record.notes[name] = value

@@ -16,6 +16,10 @@ Name: TypeAlias = Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
 Nothing: TypeAlias = Annotated[list[Any], Meta(max_length=0)] | None
 
 
+class SaidContent(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
+    text: str
+
+
 class RefusalContent(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="refusal"):
     refusal: str
 
@@ -84,7 +88,7 @@ class ToolMessage(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="r
 class AssistantMessage(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="role", tag="assistant"):
     """What the model said before. Without content and tool calls it said nothing."""
 
-    content: str | list[TextContent | RefusalContent] | None = None
+    content: str | list[SaidContent | RefusalContent] | None = None
     tool_calls: list[ToolCall] | None = None
     refusal: str | None = None
     name: str | None = None
@@ -106,7 +110,7 @@ class AssistantMessage(Struct, kw_only=True, forbid_unknown_fields=True, tag_fie
             return self.refusal or ""
         if isinstance(self.content, str):
             return self.content
-        return "".join(part.text if isinstance(part, TextContent) else part.refusal for part in self.content)
+        return "".join(part.text if isinstance(part, SaidContent) else part.refusal for part in self.content)
 
 
 Message: TypeAlias = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage

@@ -19,10 +19,9 @@ from obole.server.endpoint import Call, Endpoint
 _REFERENCE = "#/components/schemas/{name}"
 _PARAMETER = re.compile(r"{(\w+)(?::path)?}")
 # What the frame itself answers, whatever the endpoint. Those for reading a body come with a body, and so on.
-_ALWAYS = {500: "The server failed."}
+_ALWAYS = {400: "The request makes no sense; `param` names what is at fault.", 500: "The server failed."}
 _KEYED = {401: "An API key is missing or not known."}
 _BODIED = {
-    400: "The body is not JSON, or not what this endpoint takes; `param` names the field.",
     404: "There is no such model.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",
@@ -44,7 +43,6 @@ def openapi(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
     for endpoint in endpoints:
         path = _PARAMETER.sub(r"{\1}", endpoint.path)
         paths.setdefault(path, {})[endpoint.method.lower()] = _operation(endpoint, schema_of)
-    components["Error"] = _error_schema()
     return {
         "openapi": "3.1.0",
         "info": {"title": "obole", "version": __version__, "description": "An inference engine with receipts."},
@@ -73,7 +71,7 @@ def _responses(endpoint: Endpoint, schema_of: dict[Any, Any]) -> dict[str, Any]:
     if endpoint.answer is not None:
         content = {"application/json": {"schema": schema_of[endpoint.answer]}}
     if endpoint.streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {}
     made: dict[str, Any] = {"200": {"description": "Done.", "content": content}}
     errors = {
         **_ALWAYS,
@@ -83,24 +81,10 @@ def _responses(endpoint: Endpoint, schema_of: dict[Any, Any]) -> dict[str, Any]:
     }
     if _PARAMETER.search(endpoint.path):
         errors[404] = "There is no such thing."
-    for status, about in sorted(errors.items()):
-        made[str(status)] = {"description": about, "content": {"application/json": {"schema": _error_reference()}}}
     made |= {str(status): {"description": about, "content": content} for status, about in endpoint.more_statuses.items()}
+    for status, about in sorted(errors.items()):
+        made[str(status)] = {"description": about, "content": {"application/json": {"schema": endpoint.errors.schema}}}
     return made
-
-
-def _error_reference() -> dict[str, str]:
-    return {"$ref": _REFERENCE.format(name="Error")}
-
-
-def _error_schema() -> dict[str, Any]:
-    text, maybe = {"type": "string"}, {"type": ["string", "null"]}
-    error = {
-        "type": "object",
-        "required": ["message", "type", "param", "code"],
-        "properties": {"message": text, "type": text, "param": maybe, "code": maybe},
-    }
-    return {"type": "object", "required": ["error"], "properties": {"error": error}}
 
 
 def documentation(endpoints: Sequence[Endpoint]) -> tuple[Endpoint, ...]:

@@ -21,7 +21,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from obole.engine.async_engine import AsyncEngine
 from obole.engine.engine import Engine
-from obole.errors import ConfigError, OboleError
+from obole.errors import ConfigError, EngineFailure, OboleError
 from obole.server.app import build_app
 from obole.server.config import ServerConfig
 from obole.server.logs import Log
@@ -129,6 +129,11 @@ class Web(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
 
+    async def on_tick(self, counter: int) -> bool:
+        if not self.served.engine.healthy and self._drain is None:
+            self.begin_drain()  # nothing is left to wait for but the last words to clients
+        return await super().on_tick(counter)
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """A signal: drain, or if that is under way, leave."""
         if self.served.draining:
@@ -157,7 +162,10 @@ class Web(uvicorn.Server):
 
 
 async def serve(engine: Engine, config: ServerConfig, bound: socket.socket, ready: Callable[[Web], None]) -> None:
-    """Serve until a signal says to stop. Takes the engine over, and closes it. `ready` is called once requests are taken."""
+    """Serve until a signal says to stop. Takes the engine over, and closes it. `ready` is called once requests are taken.
+
+    Raises `EngineFailure` when the engine failed in a way that no further request can survive.
+    """
     async with AsyncEngine(engine, max_waiting=config.max_waiting) as shared:
         await _warm_up(shared)
         web = Web(Server(shared, config))
@@ -168,6 +176,8 @@ async def serve(engine: Engine, config: ServerConfig, bound: socket.socket, read
             if web.started:
                 ready(web)
             await task
+        if shared.failure is not None:
+            raise EngineFailure(f"The engine failed for good ({shared.failure!r}): start the server again.")
 
 
 async def _warm_up(engine: AsyncEngine) -> None:

@@ -47,7 +47,9 @@ class Server:
             raise ApiError(404, f"There is no model {name!r} here, only {there}.", param="model", code="model_not_found")
 
     def check_open(self) -> None:
-        """Refuse requests while the server shuts down. Raises `ApiError` (503)."""
+        """Refuse requests while the server shuts down, or can do nothing for them. Raises `ApiError` (503)."""
+        if not self.engine.healthy:
+            raise ApiError(503, "The engine has failed for good.", code="engine_failure", retry_after=DRAINING_SECONDS)
         if self.draining:
             raise ApiError(503, "The server is shutting down.", code="shutting_down", retry_after=DRAINING_SECONDS)
 
