@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from obole.config import SchedulerConfig
 from obole.engine.engine import Engine, Stream
+from obole.engine.prompts import Prompt
+from obole.engine.results import Delta
 from obole.models.registry import Model
+from obole.speculate.controller import always
+from obole.types import Request, SamplingParams, Sequence
 
 
 class BytesRead(NamedTuple):
@@ -40,3 +48,57 @@ def bytes_read(streams: list[Stream]) -> BytesRead:
     """What the receipts of these requests would say if they ended now."""
     tallies = [sequence.tally for stream in streams for sequence in stream._live.sequences]
     return BytesRead(sum(t.weight_bytes for t in tallies), sum(t.kv_bytes for t in tallies))
+
+
+def new_tenant() -> str:
+    """A tenant that nobody had before: nothing is cached or remembered for it."""
+    return f"benchmark {secrets.token_hex(8)}"
+
+
+def token_ids(engine: Engine, prompt: Prompt) -> tuple[int, ...]:
+    return engine._ids(prompt)
+
+
+def news(stream: Stream) -> list[Delta]:
+    """The deltas that are there already, at most one a step. Computes nothing."""
+    deltas = stream._live.deltas
+    return [deltas.popleft() for _ in range(len(deltas))]
+
+
+def speculation(engine: Engine) -> str:
+    """Which drafts requests try that do not say."""
+    return engine._controller.mode
+
+
+def has_draft_model(engine: Engine) -> bool:
+    return engine._controller.draft_model is not None
+
+
+def remember(engine: Engine, tenant: str, tokens: list[int]) -> None:
+    """Let later requests of a tenant draft from these tokens, as from an earlier prompt and answer."""
+    request = Request(
+        id=f"remembered {secrets.token_hex(8)}", prompt_ids=tuple(tokens), params=SamplingParams(), seed=0, tenant=tenant
+    )
+    engine._controller.memory.remember(Sequence(request, 0, 0, len(tokens)), engine._clock())
+
+
+@contextmanager
+def always_drafting(engine: Engine, most: int) -> Iterator[None]:
+    """Within, every proposal is followed for up to `most` tokens, whether that is likely to pay or not."""
+    controller = engine._controller
+    before, controller.lengths = controller.lengths, always(most)
+    try:
+        yield
+    finally:
+        controller.lengths = before
+
+
+@contextmanager
+def small_steps(engine: Engine, rows: int) -> Iterator[None]:
+    """Within, no step has more than `rows` rows, which must be no more than the engine was opened with."""
+    scheduler = engine._scheduler
+    before, scheduler.config = scheduler.config, dataclasses.replace(scheduler.config, max_batch_tokens=rows)
+    try:
+        yield
+    finally:
+        scheduler.config = before

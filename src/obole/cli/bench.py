@@ -72,14 +72,20 @@ def show(as_json: str | None, document: dict[str, Any], table: Callable[[], None
             raise InvalidRequest("json", f"{as_json} cannot be written: {error.strerror}.") from None
 
 
+def facts_of(engine: Engine, benchmark: str) -> dict[str, Any]:
+    """What every document about a model begins with: the machine and the model."""
+    from obole.bench.machine import this_machine
+    from obole.bench.report import header, model_facts
+
+    return {**header(benchmark, this_machine(), engine.info.kernels, engine.info.threads), **model_facts(engine.info)}
+
+
 def document_of(engine: Engine, benchmark: str, repeat: int, rows: Iterable[Any], **more: Any) -> dict[str, Any]:
     """What --json prints: the machine, the model, further results by name, and a row for each measurement."""
-    from obole.bench.machine import this_machine
-    from obole.bench.report import header, model_facts, to_json
+    from obole.bench.report import to_json
 
-    facts = header(benchmark, this_machine(), engine.info.kernels, engine.info.threads)
     results = {name: to_json(value) for name, value in more.items()}
-    return {**facts, **model_facts(engine.info), "repeat": repeat, **results, "rows": [to_json(row) for row in rows]}
+    return {**facts_of(engine, benchmark), "repeat": repeat, **results, "rows": [to_json(row) for row in rows]}
 
 
 @bench.command("latency")

@@ -1,4 +1,4 @@
-"""`obole run`, `chat`, `score`, `models` and `bench` as one command line. Torch is imported when a model is opened."""
+"""The commands of `obole` as one command line. Torch is imported when a model is opened."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ import typer
 from typer.core import TyperGroup
 
 from obole import __version__
+from obole.cli import bench_speculation
 from obole.cli.bench import bench
 from obole.cli.chat import chat
 from obole.cli.failures import settled, wants_json
 from obole.cli.models import models
 from obole.cli.run import run
 from obole.cli.score import score
+from obole.cli.serve import serve
+from obole.cli.top import top
+from obole.cli.verify import verify
 
 
 def polish(command: Any, ctx: Any) -> None:
@@ -78,8 +82,9 @@ def options(
     pass
 
 
-for command in (run, chat, score, models):
+for command in (run, chat, serve, top, score, models, verify):
     app.command()(command)
+bench_speculation.add_to(bench)
 app.add_typer(bench)
 
 
