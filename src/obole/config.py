@@ -114,6 +114,7 @@ class EngineConfig:
         "auto"  # which drafts requests try that do not say: "off", a source of drafts, or auto: all, where they pay
     )
     draft: str | None = None  # a smaller model of the same vocabulary that drafts
+    draft_acceptance: str = "coupled"  # when its tokens are right: "coupled", if the model chooses them; "resample", by chance
     draft_memory: int | None = None  # bytes of earlier texts kept to draft from, as much again for indexes; None: 64 MiB
     draft_memory_seconds: int = 3600  # that a text is kept after it was last added to
     scheduler: SchedulerConfig = SchedulerConfig()
@@ -125,6 +126,7 @@ class EngineConfig:
             raise ConfigError(f"draft must be the name of a model, not {self.draft!r}.")
         if self.speculate == "draft" and self.draft is None:
             raise ConfigError("speculate is draft, but there is no model that drafts: set draft to one.")
+        _choice("draft_acceptance", self.draft_acceptance, ("coupled", "resample"))
         if self.draft_memory is not None:
             _count("draft_memory", self.draft_memory, 1 << 50, least=0)
         _count("draft_memory_seconds", self.draft_memory_seconds, 1 << 40, least=0)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -69,12 +69,27 @@ class Constraint(Protocol):
         """Nothing may follow: the answer ends here."""
 
 
+class Distribution(NamedTuple):
+    """What a token is drawn from: the ids that may come, ascending, and their probabilities, which sum to one. Never empty."""
+
+    ids: np.ndarray[Any, np.dtype[np.int64]]
+    probabilities: np.ndarray[Any, np.dtype[np.float64]]
+
+
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Tokens proposed to follow a sequence's newest one, and who proposed each: one of equal length, never empty."""
+    """Tokens proposed to follow a sequence's newest one, and who proposed each: one of equal length, never empty.
+
+    `distributions`: what each token was drawn from, where it is to be accepted or drawn anew by that; else None.
+    """
 
     tokens: list[int]
     sources: list[Source]
+    distributions: list[Distribution] | None = None
+
+    def first(self, count: int) -> Draft:
+        drawn = self.distributions
+        return Draft(self.tokens[:count], self.sources[:count], None if drawn is None else drawn[:count])
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +310,7 @@ class Tally:
     draftless_passes: int = 0  # that chose a token without a draft
     draft_seconds: float = 0.0
     saved_seconds: float = 0.0  # estimate
+    resampled: bool = False  # drafts were accepted or drawn anew by what they were drawn from
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +325,9 @@ class Receipt:
     what the model chose (or came after the end). `draftless_passes`: passes that chose a token without a draft.
     `draft_seconds`: time spent on finding drafts; `saved_seconds`: estimate of the time that the same tokens would have taken
     one by one, less the time that they took, with that spent on finding drafts.
+
+    `acceptance`: "exact" for an answer that drafts had no influence on; "distribution" where a draft model's tokens were accepted
+    or drawn anew by the probabilities of both models, so that another answer as likely may have come without them.
     """
 
     prompt_tokens: int
@@ -332,6 +351,7 @@ class Receipt:
     draftless_passes: int = 0
     draft_seconds: float = 0.0
     saved_seconds: float = 0.0
+    acceptance: str = "exact"
 
 
 @dataclass(slots=True)
@@ -359,6 +379,7 @@ class StepResult:
     tokens: list[list[int]]
     logprobs: list[list[TokenLogprob] | None]  # beside `tokens`, where asked for
     prompt_logprobs: list[list[TokenLogprob] | None]  # the next ones in order, from the second prompt token on
+    distributions: list[list[Distribution]] = field(default_factory=list)  # beside `tokens`, from a runner that keeps them
     weight_bytes: int = 0
     kv_bytes: list[int] = field(default_factory=list)
 

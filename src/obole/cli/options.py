@@ -103,6 +103,11 @@ ENGINE: Mapping[str, Help] = {
         "Drafts to try: auto, off, lookup, memory, prediction, forced, draft. No answer changes.", metavar="WHICH"
     ),
     "draft": Help("A smaller model of the same vocabulary that drafts.", unset="none", metavar="MODEL"),
+    "draft_acceptance": Help(
+        "coupled: no answer changes. resample: more of its tokens are right, where answers are sampled, but these are the "
+        "same in distribution only, and a seed repeats an answer only with the same drafts.",
+        metavar="RULE",
+    ),
     "draft_memory": Help("Earlier prompts and answers kept to draft from.", unset="64MiB", metavar="SIZE", parser=parse_size),
     "draft_memory_seconds": Help("How long they are kept."),
     "max_batch_tokens": Help("Tokens computed in one step."),

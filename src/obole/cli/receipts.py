@@ -69,6 +69,7 @@ def drafts(r: Receipt) -> str:
     vain = sum(r.rejected.values())
     parts = [f"{plural(sum(r.drafted.values()), 'token')} drafted, {vain:,} of them in vain"]
     parts += [f"{plural(r.draftless_passes, 'pass')} without", f"{r.draft_seconds:.2f} s to find them"]
+    parts += ["right in distribution only"] if r.acceptance == "distribution" else []
     saved = r.saved_seconds
     parts += [f"about {abs(saved):.2f} s {'saved' if saved >= 0 else 'lost'}"]
     return " · ".join(parts)

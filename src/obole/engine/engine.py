@@ -215,7 +215,7 @@ class Engine:
                 if (live := self._live.get(self._unwanted.popleft())) is not None:
                     self._drop(live)
             scheduler = self._scheduler
-            self._draft()
+            self._controller.draft(scheduler.decoding(), scheduler.other_rows())
             plan = scheduler.plan(self._clock())
             if plan is None:
                 return
@@ -231,16 +231,6 @@ class Engine:
                 self._deliver(event)
         except BaseException:
             self._recover()
-            raise
-
-    def _draft(self) -> None:
-        decoding = self._scheduler.decoding()
-        try:
-            self._controller.draft(decoding, self._scheduler.other_rows())
-        except Exception:  # it would happen again: the requests that were drafted for are over, all others go on
-            for request_id in dict.fromkeys(seq.request.id for seq in decoding):
-                for event in self._scheduler.cancel(request_id, self._clock()):
-                    self._deliver(event)
             raise
 
     def _recover(self) -> None:

@@ -46,4 +46,5 @@ def receipt(seq: Sequence) -> Receipt:
         draftless_passes=tally.draftless_passes,
         draft_seconds=tally.draft_seconds,
         saved_seconds=tally.saved_seconds,
+        acceptance="distribution" if tally.resampled else "exact",
     )

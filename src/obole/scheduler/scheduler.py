@@ -167,7 +167,7 @@ class Scheduler:
             seq.draft = None
             return
         if most < len(draft.tokens):
-            seq.draft = Draft(draft.tokens[:most], draft.sources[:most])
+            seq.draft = draft.first(most)
         plan.copies += copies
         plan.rows[i] += most
         plan.total_rows += most
@@ -422,6 +422,7 @@ def _book_draft(seq: Sequence, taken: int, chosen: int) -> tuple[Source, ...]:
         tally.draftless_passes += 1
         return (Source.MODEL,) * taken
     seq.draft = None
+    tally.resampled |= draft.distributions is not None
     for source in draft.sources:
         tally.drafted[source] = tally.drafted.get(source, 0) + 1
     accepted = draft.sources[: min(taken, chosen - 1)]

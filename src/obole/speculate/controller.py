@@ -93,8 +93,14 @@ class Step:
         model = controller.draft_model
         if model is None or not which:
             return []
+        try:
+            proposals = model.propose([self.seqs[i] for i in which], lengths)
+        except BaseException:  # it is not asked again for these
+            for i in which:
+                self.states[i].model_allowed = False
+            raise
         answered = []
-        for i, proposal in zip(which, model.propose([self.seqs[i] for i in which], lengths), strict=True):
+        for i, proposal in zip(which, proposals, strict=True):
             if proposal is not None and controller.sane(proposal, LONGEST_MODEL_DRAFT):
                 self.states[i].proposal, self.states[i].kind = proposal, MODEL_DRAFT
                 answered.append(i)
@@ -145,8 +151,8 @@ class Controller:
         lengths = self.lengths(step)
         for (seq, state), length in zip(able, lengths, strict=True):
             if length and state.proposal is not None:
-                tokens = state.proposal.tokens[:length]
-                seq.draft = Draft(tokens, [state.proposal.source] * len(tokens))
+                proposal = state.proposal
+                seq.draft = Draft(proposal.tokens, [proposal.source] * len(proposal.tokens), proposal.distributions).first(length)
         share = (self.clock() - started) / len(able)
         for seq in members:
             seq.tally.draft_seconds += share

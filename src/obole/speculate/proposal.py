@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from obole.types import Source
+from obole.types import Distribution, Source
 
 LONGEST_DRAFT = 64  # tokens: beyond, the pass costs more for each further token than it can save
 
@@ -13,9 +13,12 @@ LONGEST_DRAFT = 64  # tokens: beyond, the pass costs more for each further token
 class Proposal:
     """`length`: tokens before the place that the drafter has seen before, in this order; `sure`: the share of the times that
     it then saw `tokens[0]` come next. `tokens` is never empty.
+
+    `distributions`: what each token was drawn from, if it is to be accepted by that (see `types.Draft`).
     """
 
     source: Source
     length: int
     sure: float
     tokens: list[int]
+    distributions: list[Distribution] | None = None
