@@ -147,9 +147,34 @@ def test_a_format_and_tools_that_may_not_be_called(client):
     assert chat(client, **body)["choices"][0]["message"]["content"] == "yes"
 
 
-def test_a_model_that_knows_no_tools(serve_speaking):
-    client = serve_speaking(["one"], template="{% for m in messages %}{{ m.content }}{% endfor %}\n").client
-    assert refusal(client.post(CHAT, json={"messages": user(), "tools": [tool()]}))["param"] == "tools"
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>{{ 'assistant\n' }}"
+)
+
+
+def test_a_model_whose_template_has_no_tools_is_told_them(serve_speaking):
+    client = serve_speaking(CALL, template=CHATML).client
+    [choice] = chat(client, tools=[tool()])["choices"]
+    assert choice["message"]["tool_calls"][0]["function"]["arguments"] == ARGUMENTS
+
+    def rendered(messages, **more) -> str:
+        ids = answered(client.post("/tokenize", json={"messages": messages, **more}))["tokens"]
+        return bytes(i for i in ids if i < 256).decode()
+
+    assert json.dumps(tool()) in rendered(user(), tools=[tool()])
+    turns = [*user(), choice["message"]]
+    turns += [{"role": "tool", "tool_call_id": "1", "content": text} for text in ("wet", "dry")]
+    written = "".join(CALL)
+    expected = (
+        f"user\nhi\nassistant\n{written}\nuser\n<tool_response>\nwet\n</tool_response>\n<tool_response>\ndry\n</tool_response>"
+    )
+    assert rendered(turns) == f"{expected}\nassistant\n"
+    system = [{"role": "system", "content": "Be brief."}]
+    assert rendered([*system, *turns], tools=[tool()]).startswith("system\nBe brief.\n\n# Tools\n")
+    count = answered(client.post("/tokenize", json={"messages": turns, "tools": [tool()]}))["count"]
+    assert chat(client, messages=turns, tools=[tool()])["usage"]["prompt_tokens"] == count
+    required = chat(client, tools=[tool("other")], tool_choice="required", max_tokens=300, parallel_tool_calls=False)
+    assert required["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "other"
 
 
 def test_a_format_beside_tools_is_that_of_answers_without_calls(serve_speaking):

@@ -10,8 +10,8 @@ from typing import Any
 from obole.engine.results import Delta
 from obole.server.endpoint import Call
 from obole.server.errors import ApiError, refused
-from obole.server.generation import Ask, Generation, start
-from obole.server.tools import ToolChoice, ToolPlan, plan_tools
+from obole.server.generation import Ask, Generation, check_size, start
+from obole.server.tools import ToolChoice, ToolPlan, chat_prompt, plan_tools
 from obole.text.tool_calls import CallStart, Part, TextPart
 from obole.types import FinishReason, Grammar, SamplingParams, Source, TokenLogprob
 
@@ -112,8 +112,7 @@ async def chat(call: Call, ask: ChatAsk) -> Chat:
     """Have the engine accept a chat request. Raises as `generation.start`, and `ApiError` for what no model could do."""
     server = call.server
     engine = server.engine.engine
-    if not engine.has_chat_template:
-        raise ApiError(400, "This model has no chat template, it only continues text: use /v1/completions.", code="no_chat")
+    _check_template(call)
     if not ask.messages:
         raise refused("messages", "messages must hold at least one message.")
     if len(ask.messages) > server.config.max_messages:
@@ -123,9 +122,23 @@ async def chat(call: Call, ask: ChatAsk) -> Chat:
     grammar = ask.grammar if plan is None else plan.grammar
     shown = () if plan is None else plan.shown
     params = SamplingParams(**ask.sampling, grammar=grammar, shown_token_ids=shown)
-    tools = None if plan is None else list(plan.tools)
-    generation = await start(call, [Ask(prompt=list(ask.messages), params=params, tools=tools)], ask.timeout)
+    messages, tools = chat_prompt(engine, ask.messages, plan)
+    generation = await start(call, [Ask(prompt=messages, params=params, tools=tools)], ask.timeout)
     return Chat(generation, plan, params.n)
+
+
+async def chat_tokens(call: Call, messages: Sequence[Mapping[str, Any]], plan: ToolPlan | None) -> list[int]:
+    """The token ids that `chat` would give to the model. Raises `ApiError`, `InvalidRequest`."""
+    engine = call.server.engine
+    _check_template(call)
+    prompt, tools = chat_prompt(engine.engine, messages, plan)
+    check_size(prompt, engine.engine.max_context)
+    return await engine.count_tokens(prompt, tools=tools)
+
+
+def _check_template(call: Call) -> None:
+    if not call.server.engine.engine.has_chat_template:
+        raise ApiError(400, "This model has no chat template, it only continues text: use /v1/completions.", code="no_chat")
 
 
 def _plan(call: Call, ask: ChatAsk) -> ToolPlan | None:

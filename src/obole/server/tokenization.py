@@ -7,6 +7,7 @@ from typing import Annotated
 from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.responses import Response
 
+from obole.server.chatting import chat_tokens
 from obole.server.endpoint import Call, Endpoint, json_response
 from obole.server.errors import ApiError, refused
 from obole.server.generation import check_size
@@ -52,15 +53,14 @@ async def tokenize(call: Call) -> Response:
     engine = server.engine.engine
     tokenizer = _tokenizer(call)
     tools = [tool.plain() for tool in request.tools or ()]
-    plan = plan_tools(engine, tools, "auto", parallel=True)
     if request.messages is None:
         if tools:
-            raise refused("tools", "tools are shown to the model by its chat template: give messages with them.")
-        prompt = request.prompt or ""
+            raise refused("tools", "tools are shown to the model beside messages: give messages with them.")
+        check_size(request.prompt or "", engine.max_context)
+        ids = await server.engine.count_tokens(request.prompt or "")
     else:
-        prompt = [message.plain() for message in request.messages]  # type: ignore[assignment]
-    check_size(prompt, engine.max_context)
-    ids = await server.engine.count_tokens(prompt, tools=tools if plan else None)
+        plan = plan_tools(engine, tools, "auto", parallel=True)
+        ids = await chat_tokens(call, [message.plain() for message in request.messages], plan)
     made = Tokens(tokens=ids, count=len(ids), max_model_len=engine.max_context)
     if request.return_token_strs:
         made.token_strs = [tokenizer.token_text(i) or "" for i in ids]
