@@ -1,4 +1,4 @@
-"""Drafters that a test writes itself, drafts of a set length, and a constraint made by hand."""
+"""Drafters that a test writes itself, and a constraint made by hand."""
 
 from __future__ import annotations
 
@@ -9,17 +9,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from obole import Engine
-from obole.speculate.controller import Controller, Drafter, Lengths, Speculation
+from obole.speculate.controller import Controller, Drafter, Speculation, always
 from obole.speculate.lookup import Lookup
 from obole.speculate.proposal import Proposal
 from obole.types import Sequence, Source
 
 Propose = Callable[[Sequence, int], Proposal | None]
-
-
-def always(length: int) -> Lengths:
-    """Draft as much as was proposed, up to a length, whether it pays or not."""
-    return lambda step: [length] * len(step.seqs)
 
 
 @dataclass(slots=True)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from exact.common import check_idle, fingerprints, random_prompt
-from fakes.drafters import always
 from obole import SamplingParams
+from obole.speculate.controller import always
 from obole.speculate.memory import GENERATIONS, LOOK_BACK, Memory, Recollection
 from obole.types import Sequence, Source
 from tests.fakes.driver import make_seqs
