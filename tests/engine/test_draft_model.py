@@ -434,7 +434,7 @@ def test_a_shadow_follows_what_was_chosen():
 
     request = Request(id="a", prompt_ids=(1, 2, 3), params=SamplingParams(stop_token_ids=(4, 100)), seed=0)
     seq = Sequence(request, 0, 0, 100)
-    shadow = Shadow(seq, 100, 50)
+    shadow = Shadow(seq, 0, 100, 50)
     assert shadow.stop_ids == {4}
     shadow.follow(seq.tokens)
     assert (shadow.tokens, shadow.num_computed) == ([1, 2, 3], 0)

@@ -60,7 +60,7 @@ def assemble(model: str, revision: str | None, config: EngineConfig, progress: P
     draft = None
     if config.draft is not None:
         draft = load_draft(config.draft, checkpoint, tokenizer, ops, config, core, progress)
-    vocab_size = checkpoint.config.vocab_size if tokenizer is None else tokenizer.vocab_size
+    vocab_size = count_tokens(checkpoint, tokenizer)
     remembered = DRAFT_MEMORY if config.draft_memory is None else config.draft_memory
     controller = Controller(
         mode=config.speculate,
@@ -119,7 +119,15 @@ def load_draft(
     )
     own = load_core(checkpoint, ops, own_config, progress)
     seconds = fastest(own.runner.steps, own.runner.num_groups, 1, 0)
-    return DraftModel(own.runner, own.cache, own.cache.chunk, own.scheduler.max_prompt, checkpoint.config.vocab_size, seconds)
+    runner = dataclasses.replace(
+        own.runner, vocab_size=count_tokens(target, tokenizer), keeps_distributions=config.draft_acceptance == "resample"
+    )
+    return DraftModel(runner, own.cache, own.cache.chunk, own.scheduler.max_prompt, checkpoint.config.vocab_size, seconds)
+
+
+def count_tokens(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> int:
+    """Ids that mean something: a model may have rows beyond its tokenizer's vocabulary."""
+    return checkpoint.config.vocab_size if tokenizer is None else tokenizer.vocab_size
 
 
 def check_vocabulary(model: str, target: Checkpoint, tokenizer: Tokenizer | None, draft: Checkpoint) -> None:

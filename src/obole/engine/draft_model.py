@@ -3,6 +3,7 @@
 It follows each sequence with a shadow: the same tokens in a KV cache of its own, and behind them whatever it drafted that was
 then turned down. Its tokens are chosen by the sequence's own parameters, seed and noise ("coupled" drafts: where both models
 nearly agree on the distribution, the same noise picks the same token), so they are right far more often than independent draws.
+Or else they are drawn by noise of their own, and say what from, so that the larger model can accept them by chance.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from dataclasses import dataclass, field
 
 from obole.cache.managers import KVCacheManager
 from obole.engine.runner import Runner
+from obole.engine.sampler import DRAFTING, derived_seed
 from obole.speculate.proposal import Proposal
-from obole.types import Sequence, Source, StepPlan
+from obole.types import Distribution, Sequence, Source, StepPlan
 
 GAIN = 0.2  # share of the newest measurement in the price of a token
 OUTLIER = 4.0  # times the price so far: what a measurement counts as at most
@@ -28,9 +30,9 @@ class Shadow(Sequence):
 
     __slots__ = ("known",)
 
-    def __init__(self, seq: Sequence, max_len: int, vocab_size: int) -> None:
+    def __init__(self, seq: Sequence, seed: int, max_len: int, vocab_size: int) -> None:
         params = dataclasses.replace(seq.request.params, logprobs=None, prompt_logprobs=None, n=1)
-        super().__init__(dataclasses.replace(seq.request, params=params), seq.index, seq.seed, max_len)
+        super().__init__(dataclasses.replace(seq.request, params=params), seq.index, seed, max_len)
         self.stop_ids = frozenset(i for i in self.stop_ids if i < vocab_size)
         self.tokens = []
         self.known = 0
@@ -52,6 +54,12 @@ class _Job:
     seq: Sequence
     shadow: Shadow
     end: int
+    distributions: list[Distribution] = field(default_factory=list)
+
+    @property
+    def proposal(self) -> Proposal | None:
+        tokens = self.shadow.tokens[self.shadow.known :]
+        return Proposal(Source.DRAFT, 1, 1.0, tokens, self.distributions or None) if tokens else None
 
 
 @dataclass(slots=True)
@@ -75,22 +83,24 @@ class DraftModel:
         """At most `lengths[i]` tokens for each sequence; None for one that the cache has no room for."""
         jobs = [self._job(seq, length) for seq, length in zip(seqs, lengths, strict=True)]
         seconds, written = 0.0, 0
-        while shadows := self._plan(plan := StepPlan([], [], [], [], []), jobs):
+        while planned := self._plan(plan := StepPlan([], [], [], [], []), jobs):
             began = self.clock()
-            results = self.runner.run(plan).tokens
+            result = self.runner.run(plan)
             if all(plan.samples) and max(plan.rows) <= FRESH_ROWS:  # what others wrote is read but once, and has no price
                 seconds += self.clock() - began
-                written += len(shadows)
-            for shadow, start, rows, tokens in zip(shadows, plan.starts, plan.rows, results, strict=True):
-                shadow.tokens += tokens
-                shadow.num_computed = start + rows
+                written += len(planned)
+            for i, job in enumerate(planned):
+                shadow = job.shadow
+                shadow.tokens += result.tokens[i]
+                shadow.num_computed = plan.starts[i] + plan.rows[i]
                 if shadow.num_computed <= shadow.known:
                     self.cache.commit(shadow)
+                if result.distributions:
+                    job.distributions += result.distributions[i]
         if written:
             price = min(seconds / written, OUTLIER * self.seconds_per_token)
             self.seconds_per_token += GAIN * (price - self.seconds_per_token)
-        drafts = [job.shadow.tokens[job.shadow.known :] for job in jobs]
-        return [Proposal(Source.DRAFT, 1, 1.0, tokens) if tokens else None for tokens in drafts]
+        return [job.proposal for job in jobs]
 
     def forget(self, seq: Sequence) -> None:
         """The sequence has ended: its shadow's blocks are free."""
@@ -107,7 +117,8 @@ class DraftModel:
         """A shadow that has the tokens of the sequence. Where it cannot compute them all, there is nothing to do."""
         shadow = self._shadows.get(seq)
         if shadow is None:
-            shadow = self._shadows[seq] = Shadow(seq, self.max_tokens + 1, self.vocab_size)
+            seed = derived_seed(seq.seed, DRAFTING) if self.runner.keeps_distributions else seq.seed
+            shadow = self._shadows[seq] = Shadow(seq, seed, self.max_tokens + 1, self.vocab_size)
         self._shadows.move_to_end(seq)
         news = seq.tokens[shadow.known :]
         shadow.follow(seq.tokens)
@@ -115,9 +126,9 @@ class DraftModel:
             shadow.max_len = 0
         return _Job(seq, shadow, min(len(seq.tokens) + length, shadow.max_len - 1))
 
-    def _plan(self, plan: StepPlan, jobs: list[_Job]) -> list[Shadow]:
-        """Fill a plan with the shadows that lack tokens and have room for them, and return these."""
-        shadows = []
+    def _plan(self, plan: StepPlan, jobs: list[_Job]) -> list[_Job]:
+        """Fill a plan with the shadows that lack tokens and have room for them; returns their jobs."""
+        planned = []
         for job in jobs:
             shadow = job.shadow
             length = len(shadow.tokens)
@@ -136,8 +147,8 @@ class DraftModel:
             plan.rows.append(rows)
             plan.samples.append(start + rows == length)
             plan.total_rows += rows
-            shadows.append(shadow)
-        return shadows
+            planned.append(job)
+        return planned
 
     def _room(self, job: _Job, upto: int, jobs: list[_Job]) -> list[tuple[int, int]] | None:
         """Blocks for a shadow, if need be at the cost of others."""

@@ -10,19 +10,38 @@ import torch
 
 from obole.costmodel import kv_bytes_read, weight_bytes_read
 from obole.engine.batch import LogitRow, build_batch, logit_rows
-from obole.engine.sampler import Floats, Ints, choose, has_penalties, is_plain_greedy, masked, token_logprob
+from obole.engine.sampler import (
+    Floats,
+    Ints,
+    accept_or_resample,
+    candidates,
+    draw,
+    has_penalties,
+    is_greedy,
+    is_plain_greedy,
+    masked,
+    normalised,
+    token_logprob,
+)
 from obole.engine.steps import Steps
 from obole.errors import ModelError
-from obole.types import Sequence, StepPlan, StepResult
+from obole.types import Distribution, Sequence, StepPlan, StepResult
 
 LOGIT_ROWS = 64  # rows of logits held at once: scoring a long prompt must not need rows x vocabulary of memory
 
 
 @dataclass(frozen=True, slots=True)
 class Runner:
+    """`kv_layers`: (window, bytes per token) of each kind of layer, for the receipt. `vocab_size`: ids beyond are never chosen.
+
+    `keeps_distributions`: the result says what each token was drawn from, where anything was left to chance.
+    """
+
     steps: Steps
     num_groups: int
-    kv_layers: tuple[tuple[int | None, int], ...]  # (window, bytes per token) of each kind of layer, for the receipt
+    kv_layers: tuple[tuple[int | None, int], ...]
+    vocab_size: int | None = None
+    keeps_distributions: bool = False
 
     def run(self, plan: StepPlan) -> StepResult:
         """Compute the plan's rows. Changes the pool and nothing else."""
@@ -31,6 +50,8 @@ class Runner:
             steps.pool.copy(plan.copies)
         count = len(plan.sequences)
         result = StepResult(tokens=[[] for _ in range(count)], logprobs=[None] * count, prompt_logprobs=[None] * count)
+        if self.keeps_distributions:
+            result.distributions = [[] for _ in range(count)]
         wanted = logit_rows(plan)
         every_row = len(wanted) == plan.total_rows <= LOGIT_ROWS
         computed = steps.compute(build_batch(plan, self.num_groups), every_row)
@@ -69,7 +90,8 @@ class Runner:
                     entries = result.prompt_logprobs[i] = []
                 entries.append(token_logprob(row, sequence.tokens[position + 1], params.prompt_logprobs or 0))
                 continue
-            token = self._choose(sequence, chosen, row, top)
+            kept = result.distributions[i] if self.keeps_distributions and not is_greedy(params) else None
+            token = self._choose(sequence, chosen, row[: self.vocab_size], top, kept)
             chosen.append(token)
             if sequence.constraint is not None and not sequence.dead:
                 sequence.constraint.accept(token)
@@ -79,25 +101,30 @@ class Runner:
                     known = result.logprobs[i] = []
                 known.append(token_logprob(row, token, params.logprobs))
 
-    def _choose(self, sequence: Sequence, chosen: list[int], row: Floats, best: int) -> int:
-        """The token after those of the sequence and those `chosen` in this step."""
-        params = sequence.request.params
+    def _choose(
+        self, sequence: Sequence, chosen: list[int], row: Floats, best: int, kept: list[Distribution] | None
+    ) -> int:
+        """The token after those of the sequence and those `chosen` in this step; `kept` takes what it was drawn from."""
+        params, constraint, draft = sequence.request.params, sequence.constraint, sequence.draft
         position = len(sequence.tokens) + len(chosen)
         # the token here is number position - prompt_len of the output: stop tokens are banned among the first min_tokens
         banned = sequence.stop_ids if position < sequence.min_len else frozenset()
-        constraint = sequence.constraint
-        if not banned and constraint is None and is_plain_greedy(params):
+        if not banned and constraint is None and is_plain_greedy(params) and best < row.size:
             return best
-        return choose(
+        ids, scaled = candidates(
             row if constraint is None else masked(row, constraint.allowed()),
             params,
-            sequence.seed,
-            position,
-            history=sequence.tokens + chosen if has_penalties(params) else sequence.tokens,
-            prompt_len=sequence.prompt_len,
-            banned=banned,
-            noise=self._noise,
+            sequence.tokens + chosen if has_penalties(params) else sequence.tokens,
+            sequence.prompt_len,
+            banned,
         )
+        if kept is not None:
+            kept.append(normalised(ids, scaled))
+        if draft is not None and draft.distributions is not None and len(chosen) < len(draft.tokens):
+            token, proposed = draft.tokens[len(chosen)], draft.distributions[len(chosen)]
+            wanted = normalised(ids, scaled)
+            return accept_or_resample(token, proposed, wanted, sequence.seed, position, self._noise)
+        return draw(ids, scaled, sequence.seed, position, self._noise)
 
     def _noise(self, seed: int, position: int, ids: Ints) -> Floats:
         noise: Floats = self.steps.ops.gumbel(seed, position, torch.from_numpy(np.ascontiguousarray(ids))).numpy()

@@ -7,18 +7,22 @@ draw from the softmax). So a token drafted, batched, recomputed or produced alon
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from obole.types import SamplingParams, TokenLogprob
+from obole.types import Distribution, SamplingParams, TokenLogprob
 
 GREEDY_BELOW = 1e-5  # temperatures below this are greedy: the limit of softmax(z / T) for T -> 0 is argmax
 NOISE_SPAN = 27.0  # Gumbel noise from 32-bit uniforms lies within (-3.2, 22.9): a logit further below the best cannot win
+DRAFTING, ACCEPTANCE = 0x243F6A8885A308D3, 0x13198A2E03707344  # purposes of noise: digits of pi
 _LIMIT = float(np.finfo(np.float32).max)
+_WORD = 2**64 - 1
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
+Doubles = np.ndarray[Any, np.dtype[np.float64]]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Noise = Callable[[int, int, Ints], Floats]  # (seed, position, token ids) -> Gumbel noise of each
 
@@ -40,18 +44,74 @@ def choose(
     `min_tokens`). Ties go to the lowest id; NaN counts as minus infinity. When no token is left (everything banned or
     minus infinity) the ban is void and the largest logit wins.
     """
+    ids, scaled = candidates(logits, params, history, prompt_len, banned)
+    return draw(ids, scaled, seed, position, noise)
+
+
+def candidates(
+    logits: Floats, params: SamplingParams, history: list[int], prompt_len: int, banned: frozenset[int]
+) -> tuple[Ints, Doubles]:
+    """Ids that may come, ascending, and their logits over the temperature; one id alone where nothing is left to chance."""
     z = adjust(logits, params, history, prompt_len, banned)
     if z.max() == -np.inf:
         z = np.where(np.isnan(logits), np.float32(-np.inf), logits)
-        return int(z.argmax())
+        return _only(int(z.argmax()))
     if is_greedy(params):
-        return int(z.argmax())
+        return _only(int(z.argmax()))
     scaled = z.astype(np.float64) / params.temperature
     ids = keep(scaled, params)
     kept = scaled[ids]
     near = kept >= kept.max() - NOISE_SPAN
-    ids, kept = ids[near], kept[near]
-    return int(ids[(kept + noise(seed, position, ids)).argmax()])  # ids ascend, so argmax takes the lowest of equals
+    return ids[near], kept[near]
+
+
+def draw(ids: Ints, scaled: Doubles, seed: int, position: int, noise: Noise) -> int:
+    """One of the ids, with probabilities proportional to exp(scaled): a function of what is given alone."""
+    if ids.size == 1:
+        return int(ids[0])
+    return int(ids[(scaled + noise(seed, position, ids)).argmax()])  # ids ascend, so argmax takes the lowest of equals
+
+
+def normalised(ids: Ints, scaled: Doubles) -> Distribution:
+    """The distribution that `draw` draws from."""
+    weights = np.exp(scaled - scaled.max())
+    return Distribution(ids, weights / weights.sum())
+
+
+def accept_or_resample(
+    token: int, proposed: Distribution, wanted: Distribution, seed: int, position: int, noise: Noise
+) -> int:
+    """A token distributed as `wanted`, given one drawn from `proposed` by other noise: that one, as often as can be.
+
+    It is accepted with probability min(1, wanted / proposed) of it; else one is drawn from the part of `wanted` that exceeds
+    `proposed` (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318).
+    """
+    chance, drawn = probability(wanted, token), probability(proposed, token)
+    if chance > 0 and (chance >= drawn or uniform(derived_seed(seed, ACCEPTANCE), position, noise) * drawn < chance):
+        return token
+    rest = wanted.probabilities.copy()
+    _, here, there = np.intersect1d(wanted.ids, proposed.ids, assume_unique=True, return_indices=True)
+    rest[here] -= proposed.probabilities[there]
+    left = rest > 0
+    if not left.any():  # the two differ by rounding alone
+        left, rest = wanted.probabilities > 0, wanted.probabilities
+    return draw(wanted.ids[left], np.log(rest[left]), seed, position, noise)
+
+
+def probability(distribution: Distribution, token: int) -> float:
+    i = int(np.searchsorted(distribution.ids, token))
+    found = i < distribution.ids.size and distribution.ids[i] == token
+    return float(distribution.probabilities[i]) if found else 0.0
+
+
+def uniform(seed: int, position: int, noise: Noise) -> float:
+    """A number within (0, 1) from the Gumbel noise of token 0."""
+    gumbel = float(noise(seed, position, np.zeros(1, dtype=np.int64))[0])
+    return math.exp(-math.exp(-gumbel))
+
+
+def _only(token: int) -> tuple[Ints, Doubles]:
+    return np.array([token], dtype=np.int64), np.zeros(1)
 
 
 def masked(logits: Floats, allowed: np.ndarray[Any, np.dtype[np.uint32]]) -> Floats:
@@ -64,12 +124,18 @@ def masked(logits: Floats, allowed: np.ndarray[Any, np.dtype[np.uint32]]) -> Flo
 
 def choice_seed(seed: int, index: int) -> int:
     """The seed of choice `index` of n: the request's own for the first, then well separated ones (SplitMix64)."""
-    mask = 2**64 - 1
-    if index == 0:
-        return seed & mask
-    z = (seed + index * 0x9E3779B97F4A7C15) & mask
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    return seed & _WORD if index == 0 else _mixed((seed + index * 0x9E3779B97F4A7C15) & _WORD)
+
+
+def derived_seed(seed: int, purpose: int) -> int:
+    """The seed of noise that has nothing to do with that by which the sequence of this seed is sampled."""
+    return _mixed((seed ^ purpose) & _WORD)
+
+
+def _mixed(z: int) -> int:
+    """The output function of SplitMix64 (Steele, Lea, Flood 2014)."""
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _WORD
     return z ^ (z >> 31)
 
 
@@ -105,7 +171,7 @@ def adjust(logits: Floats, params: SamplingParams, history: list[int], prompt_le
     return np.minimum(z, np.float32(_LIMIT), out=z)
 
 
-def keep(scaled: np.ndarray[Any, np.dtype[np.float64]], params: SamplingParams) -> Ints:
+def keep(scaled: Doubles, params: SamplingParams) -> Ints:
     """Ids that top-k, then top-p, then min-p leave, ascending; never empty."""
     ids = np.flatnonzero(scaled > -np.inf)
     if 0 < params.top_k < ids.size:
@@ -126,7 +192,7 @@ def keep(scaled: np.ndarray[Any, np.dtype[np.float64]], params: SamplingParams) 
     return ids
 
 
-def _largest(scaled: np.ndarray[Any, np.dtype[np.float64]], ids: Ints, k: int) -> Ints:
+def _largest(scaled: Doubles, ids: Ints, k: int) -> Ints:
     """The k ids with the largest values, ascending; of equal values at the edge the lowest ids."""
     values = scaled[ids]
     edge = np.partition(values, ids.size - k)[ids.size - k]
@@ -149,7 +215,7 @@ def token_logprob(logits: Floats, token: int, top: int) -> TokenLogprob:
     return TokenLogprob(token, _finite(z[token] - normaliser), tuple((int(i), _finite(z[i] - normaliser)) for i in best))
 
 
-def _ranked(z: np.ndarray[Any, np.dtype[np.float64]], k: int) -> list[int]:
+def _ranked(z: Doubles, k: int) -> list[int]:
     ids = _largest(z, np.arange(z.size), k) if k < z.size else np.arange(z.size)
     return [int(i) for i in ids[np.argsort(-z[ids], kind="stable")]]
 

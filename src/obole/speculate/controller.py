@@ -176,7 +176,10 @@ class Controller:
             if proposal is None or kind is None:
                 continue
             tested = right = 0
-            for proposed, token in zip(proposal.tokens, tokens, strict=False):
+            tried = proposal.tokens
+            if proposal.distributions is not None:  # one drawn by noise of its own says nothing if it was not put to the test
+                tried = [] if seq.draft is None else seq.draft.tokens
+            for proposed, token in zip(tried, tokens, strict=False):
                 tested += 1
                 if proposed != token:
                     break
