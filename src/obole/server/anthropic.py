@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, TypeVar
 
@@ -27,12 +28,11 @@ from obole.server.anthropic_shapes import (
     TokenCount,
 )
 from obole.server.body import converted
-from obole.server.chatting import Chat, ChatAsk, chat
+from obole.server.chatting import Chat, ChatAsk, chat, chat_tokens
 from obole.server.conversation import Message, supported
 from obole.server.endpoint import Call, Endpoint, json_response
 from obole.server.errors import ApiError, ErrorForm, refused
 from obole.server.fields import sized
-from obole.server.generation import check_size
 from obole.server.sse import EventStream
 from obole.server.tools import plan_tools
 from obole.types import Grammar
@@ -162,8 +162,7 @@ async def _ask(call: Call, request: MessagesRequest) -> ChatAsk:
         raise refused("stop_sequences", f"stop_sequences may have at most {config.max_stops} strings here.")
     messages, tools = _conversation(call, request)
     choice, parallel = chat_choice(request.tool_choice)
-    shown = tools if choice != "none" else []
-    made["max_tokens"] = await _most_tokens(call, messages, shown, request.max_tokens)
+    made["max_tokens"] = await _most_tokens(call, request, messages, tools)
     format = None if request.output_config is None else request.output_config.format
     grammar = None
     if format is not None:
@@ -185,33 +184,30 @@ def _conversation(call: Call, request: CountRequest) -> tuple[list[Message], lis
     return messages, tools
 
 
-async def _most_tokens(call: Call, messages: list[Message], tools: Sequence[dict[str, Any]], asked: int) -> int | None:
-    """`asked`, or None, which means all that the context has room for, if that is less.
+async def _most_tokens(
+    call: Call, request: MessagesRequest, messages: list[Message], tools: Sequence[dict[str, Any]]
+) -> int | None:
+    """`max_tokens`, or None, which means all that the context has room for, if that is less.
 
-    `max_tokens` has to be given in this API, and clients give more than small contexts hold.
+    It has to be given in this API, and clients give more than small contexts hold.
     """
-    engine = call.server.engine
-    room = engine.engine.max_context - asked
+    room = call.server.engine.engine.max_context - request.max_tokens
     # a token is a byte at least, so that most requests can do without counting
     if len(_encode(messages)) + len(_encode(tools)) + _TEMPLATE_TOKENS * (len(messages) + 1) <= room:
-        return asked
-    if room <= 0 or not engine.engine.has_chat_template:
-        return None
-    check_size(messages, engine.engine.max_context)
-    return asked if len(await engine.count_tokens(messages, tools=tools)) <= room else None
+        return request.max_tokens
+    return request.max_tokens if room > 0 and await _count(call, request, messages, tools) <= room else None
+
+
+async def _count(call: Call, request: CountRequest, messages: list[Message], tools: Sequence[dict[str, Any]]) -> int:
+    """Tokens of the prompt. Raises `ApiError`."""
+    choice, parallel = chat_choice(request.tool_choice)
+    plan = await asyncio.to_thread(plan_tools, call.server.engine.engine, tools, choice, parallel) if tools else None
+    return len(await chat_tokens(call, messages, plan))
 
 
 async def count(call: Call) -> Response:
     request = await _request(call, CountRequest)
-    messages, tools = _conversation(call, request)
-    choice, parallel = chat_choice(request.tool_choice)
-    engine = call.server.engine
-    if not engine.engine.has_chat_template:
-        raise ApiError(400, "This model has no chat template, it only continues text: use /tokenize.", code="no_chat")
-    plan = plan_tools(engine.engine, tools, choice, parallel)
-    check_size(messages, engine.engine.max_context)
-    ids = await engine.count_tokens(messages, tools=None if plan is None else list(plan.tools))
-    return json_response(TokenCount(input_tokens=len(ids)))
+    return json_response(TokenCount(input_tokens=await _count(call, request, *_conversation(call, request))))
 
 
 def _error_body(error: ApiError) -> dict[str, Any]:
@@ -219,7 +215,19 @@ def _error_body(error: ApiError) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": error.message}}
 
 
-_FORM = ErrorForm(_error_body, lambda error: _event(_error_body(error)))
+_SCHEMA = {
+    "type": "object",
+    "required": ["type", "error"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+        },
+    },
+}
+_FORM = ErrorForm(_error_body, lambda error: _event(_error_body(error)), _SCHEMA)
 
 ENDPOINTS = (
     Endpoint(

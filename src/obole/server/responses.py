@@ -5,6 +5,7 @@ https://platform.openai.com/docs/api-reference/responses
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from starlette.responses import Response
 from obole.server.chatting import Chat, ChatAsk, News, chat
 from obole.server.conversation import Message, with_instructions
 from obole.server.endpoint import Call, Endpoint, json_response
-from obole.server.errors import ApiError, ErrorForm, openai_body, refused
+from obole.server.errors import OPENAI, ApiError, ErrorForm, openai_body, refused
 from obole.server.fields import NOTES, sized
 from obole.server.responses_convert import (
     echo,
@@ -162,7 +163,9 @@ class _Live:
 async def create(call: Call) -> Response:
     request = read_request(await call.body(dict[str, Any]))
     call.server.check_model(request.model)
-    request.tools = resolved(request.tools or ())
+    sized(call, _encode(request.tools).decode(), "tools")
+    if request.tools:  # schemas may be long: looking through them must not hold up the streams of others
+        request.tools = await asyncio.to_thread(resolved, request.tools)
     stored = _stored(call, request)
     before = _before(call, request)
     history = [] if before is None else before.conversation()
@@ -230,14 +233,12 @@ async def _chat(call: Call, request: ResponsesRequest, messages: Sequence[Messag
     made = sampling(request, config.temperature)
     if len(made["stop"]) > config.max_stops:
         raise refused("stop", f"stop may have at most {config.max_stops} strings here.")
-    tools = plain_tools(request.tools or ())
-    sized(call, _encode(tools).decode(), "tools")
     call.record.notes |= {name: value for name in NOTES if (value := getattr(request, name)) is not None}
     format = None if request.text is None else request.text.format
     ask = ChatAsk(
         messages=shown,
         sampling=made,
-        tools=tools,
+        tools=plain_tools(request.tools or ()),
         tool_choice=plain_choice(request.tool_choice),
         parallel=request.parallel_tool_calls is not False,
         grammar=None if format is None else format.grammar(call),
@@ -293,7 +294,7 @@ def _error_event(error: ApiError) -> bytes:
     return b"event: error\ndata: " + _encode(data) + b"\n\n"
 
 
-_FORM = ErrorForm(openai_body, _error_event)
+_FORM = ErrorForm(openai_body, _error_event, OPENAI.schema)
 _ONE = "/v1/responses/{id}"
 
 ENDPOINTS = (
