@@ -11,10 +11,12 @@ import openai
 import pytest
 from pydantic import BaseModel
 
+from obole.server.pace import RECORD_BYTES
+
 from .asking import answered, chat, refusal, user
 from .puppets import open_speaking
 from .test_tools import ARGUMENTS, CALL, tool
-from .typed import sources, typed_stream
+from .typed import sources, typed_events, typed_stream
 
 PATH = "/v1/responses"
 SAID = "Hello there, you"
@@ -310,6 +312,14 @@ def test_extensions(client):
     predicted = respond(client, prediction={"type": "content", "content": SAID}, speculate="prediction")
     assert predicted["usage"]["output_tokens_details"]["rejected_prediction_tokens"] >= 0
     assert respond(client, timeout=0.0)["obole"]["timed_out"] is True
+
+
+def test_a_paced_stream(client):
+    body = {"input": "hi", "stream": True, "pace": 200}
+    raw = client.post(PATH, json=body).content
+    assert len(raw) % RECORD_BYTES == 0
+    assert text_of(typed_events(raw)[-1]["response"]) == SAID
+    assert refusal(client.post(PATH, json={**body, "stream": False}))["param"] == "pace"
 
 
 # -- OpenAI's client ------------------------------------------------------------------------------------------------------

@@ -17,9 +17,10 @@ def typed_events(raw: bytes) -> list[Event]:
     assert blocks.pop() == ""
     found = []
     for block in blocks:
-        if block.startswith(":"):
+        lines = [line for line in block.split("\n") if line and not line.startswith(":")]
+        if not lines:
             continue
-        name, data = block.split("\n")
+        name, data = lines
         found.append(strict(data.removeprefix("data: ")))
         assert name == f"event: {found[-1]['type']}"
     return found

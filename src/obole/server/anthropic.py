@@ -32,7 +32,7 @@ from obole.server.chatting import Chat, ChatAsk, chat, chat_tokens
 from obole.server.conversation import Message, supported
 from obole.server.endpoint import Call, Endpoint, json_response
 from obole.server.errors import ApiError, ErrorForm, refused
-from obole.server.fields import sized
+from obole.server.fields import set_pace, sized
 from obole.server.sse import EventStream
 from obole.server.tools import plan_tools
 from obole.types import Grammar
@@ -122,6 +122,7 @@ async def create(call: Call) -> Response:
     request = await _request(call, MessagesRequest)
     if request.metadata is not None and request.metadata.user_id is not None:
         call.record.notes["user"] = request.metadata.user_id
+    set_pace(call, request.pace, request.stream)
     answers = await chat(call, await _ask(call, request))
     writer = _Writer(call, request, answers)
     if request.stream:
@@ -138,16 +139,16 @@ async def _events(writer: _Writer, chat: Chat) -> AsyncGenerator[bytes, None]:
     reason = ""
     sources: list[str] = []  # of tokens that no event has told of yet
     async with chat as answers:
-        yield _event({"type": "message_start", "message": writer.start()})
-        yield _event({"type": "ping"})
+        yield _event({"type": "message_start", "message": writer.start()}) + _event({"type": "ping"})
         async for news in answers:
             sources += news.sources
             reason = news.finish_reason or reason
-            for event in writer.content.take(news):
-                yield _event({**event, "obole": {"sources": sources}} if sources else event)
-                sources = []
-        yield _event(writer.last(reason, sources))
-    yield _event({"type": "message_stop"})
+            if events := writer.content.take(news):  # which are sent together
+                if sources:
+                    events[0]["obole"] = {"sources": sources}
+                    sources = []
+                yield b"".join(map(_event, events))
+        yield _event(writer.last(reason, sources)) + _event({"type": "message_stop"})
 
 
 def _event(event: Event) -> bytes:
@@ -160,6 +161,8 @@ async def _ask(call: Call, request: MessagesRequest) -> ChatAsk:
     made = sampling(request, config.temperature)
     if len(made["stop"]) > config.max_stops:
         raise refused("stop_sequences", f"stop_sequences may have at most {config.max_stops} strings here.")
+    if "" in made["stop"]:
+        raise refused("stop_sequences", "stop_sequences must not have an empty string.")
     messages, tools = _conversation(call, request)
     choice, parallel = chat_choice(request.tool_choice)
     made["max_tokens"] = await _most_tokens(call, request, messages, tools)

@@ -104,9 +104,11 @@ def _add_assistant(messages: list[Message], turn: AssistantTurn) -> None:
 
 
 def chat_tools(tools: Iterable[ClientTool]) -> list[dict[str, Any]]:
-    """As chat completions have them."""
+    """As chat completions have them. Raises `ApiError`."""
     made = []
-    for tool in tools:
+    for place, tool in enumerate(tools):
+        if tool.input_schema.get("type", "object") != "object":
+            raise refused(f"tools[{place}].input_schema", f"tools[{place}].input_schema must be a schema of type 'object'.")
         function: dict[str, Any] = {"name": tool.name}
         if tool.description is not None:
             function["description"] = tool.description

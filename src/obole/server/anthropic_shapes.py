@@ -168,6 +168,7 @@ class MessagesRequest(CountRequest, kw_only=True):
     prediction: Prediction | None = None
     speculate: Speculate | None = None
     timeout: Annotated[float, Meta(ge=0.0)] | None = None
+    pace: Annotated[float, Meta(ge=0.0)] | None = None
 
 
 class TextAnswer(Struct, kw_only=True, tag_field="type", tag="text"):

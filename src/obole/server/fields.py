@@ -156,8 +156,7 @@ class Sampling(Struct, kw_only=True, forbid_unknown_fields=True):
             made["prediction"] = self.prediction.text
         if self.stream_options is not None and not self.stream:
             raise refused("stream_options", "stream_options are for streams: set stream to true, or leave them out.")
-        if self.pace is not None:
-            self._set_pace(call, self.pace)
+        set_pace(call, self.pace, self.stream)
         if self.stream_options is not None and self.stream_options.include_obfuscation:
             problem = "Chunks are not padded at random here: use pace, which makes all of a stream's records equal."
             raise refused("stream_options.include_obfuscation", problem)
@@ -166,17 +165,21 @@ class Sampling(Struct, kw_only=True, forbid_unknown_fields=True):
                 call.record.notes[name] = value
         return made
 
-    def _set_pace(self, call: Call, pace: float) -> None:
-        least = call.server.config.pace
-        if least and not 0 < pace <= least:
-            raise refused("pace", f"pace must be above 0 and at most {least:g} here.")
-        if not self.stream:
-            raise refused("pace", "pace is for streams: set stream to true, or leave it out.")
-        call.pace = pace
-
     def grammar(self, call: Call) -> Grammar | None:
         """What the answer must look like. Raises `ApiError`."""
         return None if self.response_format is None else self.response_format.grammar(call)
+
+
+def set_pace(call: Call, pace: float | None, stream: bool | None) -> None:
+    """Pace a stream as its request asks for. Raises `ApiError` for what is no stream, or faster than the server allows."""
+    if pace is None:
+        return
+    least = call.server.config.pace
+    if least and not 0 < pace <= least:
+        raise refused("pace", f"pace must be above 0 and at most {least:g} here.")
+    if not stream:
+        raise refused("pace", "pace is for streams: set stream to true, or leave it out.")
+    call.pace = pace
 
 
 def text_of(content: str | list[TextContent]) -> str:

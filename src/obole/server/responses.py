@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -18,7 +18,7 @@ from obole.server.chatting import Chat, ChatAsk, News, chat
 from obole.server.conversation import Message, with_instructions
 from obole.server.endpoint import Call, Endpoint, json_response
 from obole.server.errors import OPENAI, ApiError, ErrorForm, openai_body, refused
-from obole.server.fields import NOTES, sized
+from obole.server.fields import NOTES, set_pace, sized
 from obole.server.responses_convert import (
     echo,
     input_messages,
@@ -147,10 +147,10 @@ class _Live:
         data = _encode({"type": name, "sequence_number": number, **event})
         return b"event: %s\ndata: %s\n\n" % (name.encode(), data)
 
-    def news(self, news: News) -> Iterator[bytes]:
+    def news(self, news: News) -> bytes:
+        """All events of what came, to be sent together."""
         self._sources += news.sources
-        for event in self.take(news):
-            yield self.event(event)
+        return b"".join(map(self.event, self.take(news)))
 
     def whole(self, name: str) -> bytes:
         """An event about the response as a whole."""
@@ -166,6 +166,7 @@ async def create(call: Call) -> Response:
     sized(call, _encode(request.tools).decode(), "tools")
     if request.tools:  # schemas may be long: looking through them must not hold up the streams of others
         request.tools = await asyncio.to_thread(resolved, request.tools)
+    set_pace(call, request.pace, request.stream)
     stored = _stored(call, request)
     before = _before(call, request)
     history = [] if before is None else before.conversation()
@@ -186,11 +187,10 @@ async def _events(call: Call, live: _Live) -> AsyncGenerator[bytes, None]:
     live.begin()
     try:
         async with live.chat as answers:
-            yield live.whole("created")
-            yield live.whole("in_progress")
+            yield live.whole("created") + live.whole("in_progress")
             async for news in answers:
-                for event in live.news(news):
-                    yield event
+                if events := live.news(news):
+                    yield events
         live.finish()
         yield live.last()
     except Exception as error:

@@ -197,6 +197,7 @@ class ResponsesRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     prediction: Prediction | None = None
     speculate: Speculate | None = None
     timeout: Annotated[float, Meta(ge=0.0)] | None = None
+    pace: Annotated[float, Meta(ge=0.0)] | None = None
 
     @property
     def wants_logprobs(self) -> bool:
