@@ -96,9 +96,12 @@ def serve_speaking(tmp_path: Path, serve_engine: Serve) -> Serve:
     return start
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """One server for a whole module. It answers chats with "Hello there, you", and continues letters with the alphabet."""
+    """One server for all tests that leave it as it is.
+
+    It answers chats with "Hello there, you", and continues letters with the alphabet.
+    """
     engine = open_speaking(tmp_path_factory.mktemp("plain"), ["Hello", " there", ", you"])
     served = Served(engine, ServerConfig(drain_seconds=0.0, model_names=("puppet", "other-name")))
     yield served

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import httpx
 import pytest
@@ -210,8 +210,12 @@ def test_a_tenant_may_send_so_many_requests_a_minute(serve_speaking):
 def test_the_whole_server_may_be_full(serve_speaking, gate):
     served = serve_speaking(["one"], max_waiting=2)
     gate.open.clear()
-    with in_background(*[lambda: chat(served.client)] * 3):  # one runs, as far as it gets, and two wait
-        until(lambda: served.server.engine._arriving == 2)
+    engine = served.server.engine
+    with ExitStack() as stack:
+        stack.enter_context(in_background(lambda: chat(served.client)))
+        until(lambda: engine.snapshot().running)  # as far as it gets
+        stack.enter_context(in_background(*[lambda: chat(served.client)] * 2))
+        until(lambda: engine._arriving == 2)
         response = served.client.post(CHAT, json={"messages": user()})
         assert refusal(response, 503)["code"] == "overloaded"
         assert int(response.headers["retry-after"]) >= 1
