@@ -74,7 +74,8 @@ def assemble(model: str, revision: str | None, config: EngineConfig, progress: P
     eos_ids = frozenset(checkpoint.config.eos_ids) | (tokenizer.end_ids if tokenizer is not None else frozenset())
     info = describe(model, checkpoint, core, ops, time.perf_counter() - started)
     grammars = None if tokenizer is None else GrammarCompiler(tokenizer, eos_ids, checkpoint.config.vocab_size)
-    return Parts(info, tokenizer, template, core.scheduler, core.runner, controller, vocab_size, eos_ids, grammars)
+    runner = dataclasses.replace(core.runner, vocab_size=vocab_size)
+    return Parts(info, tokenizer, template, core.scheduler, runner, controller, vocab_size, eos_ids, grammars)
 
 
 def describe(model: str, checkpoint: Checkpoint, core: Core, ops: Ops, load_seconds: float) -> EngineInfo:
