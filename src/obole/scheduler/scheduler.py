@@ -307,9 +307,9 @@ class Scheduler:
                 if tally.first_token is None:
                     tally.first_token = now
                 taken, reason = _take(seq, tokens)
-                sources = _book_draft(seq, taken, len(tokens))
                 if taken < len(tokens):
                     tokens = tokens[:taken]
+                sources = _book_draft(seq, tokens)
                 if logprobs is not None:
                     seq.logprobs += logprobs[:taken]
                 computed = min(computed, len(seq.tokens) - 1)  # drafts that were turned down are not part of it
@@ -415,20 +415,23 @@ def _append(plan: StepPlan, seq: Sequence, rows: int) -> None:
     plan.total_rows += rows
 
 
-def _book_draft(seq: Sequence, taken: int, chosen: int) -> tuple[Source, ...]:
-    """Who proposed each of the tokens taken: all those chosen but the last had been drafted. The draft is then done with."""
+def _book_draft(seq: Sequence, taken: list[int]) -> tuple[Source, ...]:
+    """Who proposed each of the tokens taken: those that are as drafted, from the first on. The draft is then done with."""
     tally, draft = seq.tally, seq.draft
     if draft is None:
         tally.draftless_passes += 1
-        return (Source.MODEL,) * taken
+        return (Source.MODEL,) * len(taken)
     seq.draft = None
     tally.resampled |= draft.distributions is not None
     for source in draft.sources:
         tally.drafted[source] = tally.drafted.get(source, 0) + 1
-    accepted = draft.sources[: min(taken, chosen - 1)]
-    for source in accepted:
+    accepted = []
+    for token, drafted, source in zip(taken, draft.tokens, draft.sources, strict=False):
+        if token != drafted:
+            break
+        accepted.append(source)
         tally.accepted[source] = tally.accepted.get(source, 0) + 1
-    return (*accepted, Source.MODEL) if taken > len(accepted) else tuple(accepted)
+    return (*accepted, *[Source.MODEL] * (len(taken) - len(accepted)))
 
 
 def _take(seq: Sequence, new: list[int]) -> tuple[int, FinishReason | None]:
