@@ -326,8 +326,8 @@ class Receipt:
     `draft_seconds`: time spent on finding drafts; `saved_seconds`: estimate of the time that the same tokens would have taken
     one by one, less the time that they took, with that spent on finding drafts.
 
-    `acceptance`: "exact" for an answer that drafts had no influence on; "distribution" where a draft model's tokens were accepted
-    or drawn anew by the probabilities of both models, so that another answer as likely may have come without them.
+    `acceptance`: "exact" for an answer that drafts had no influence on; "distribution" where a draft model's tokens were
+    accepted or drawn anew by the probabilities of both models: without them another answer, just as likely, may have come.
     """
 
     prompt_tokens: int
@@ -379,9 +379,9 @@ class StepResult:
     tokens: list[list[int]]
     logprobs: list[list[TokenLogprob] | None]  # beside `tokens`, where asked for
     prompt_logprobs: list[list[TokenLogprob] | None]  # the next ones in order, from the second prompt token on
-    distributions: list[list[Distribution]] = field(default_factory=list)  # beside `tokens`, from a runner that keeps them
     weight_bytes: int = 0
     kv_bytes: list[int] = field(default_factory=list)
+    distributions: list[list[Distribution]] = field(default_factory=list)  # beside `tokens`, from a runner that keeps them
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,8 @@ def assemble(model: str, revision: str | None, config: EngineConfig, progress: P
         clock=time.perf_counter,
         draft_model=draft,
     )
-    eos_ids = frozenset(checkpoint.config.eos_ids) | (tokenizer.end_ids if tokenizer is not None else frozenset())
+    ends = frozenset(checkpoint.config.eos_ids) | (tokenizer.end_ids if tokenizer is not None else frozenset())
+    eos_ids = frozenset(token for token in ends if token < vocab_size)  # others never come
     info = describe(model, checkpoint, core, ops, time.perf_counter() - started)
     grammars = None if tokenizer is None else GrammarCompiler(tokenizer, eos_ids, checkpoint.config.vocab_size)
     runner = dataclasses.replace(core.runner, vocab_size=vocab_size)
@@ -123,7 +124,7 @@ def load_draft(
     runner = dataclasses.replace(
         own.runner, vocab_size=count_tokens(target, tokenizer), keeps_distributions=config.draft_acceptance == "resample"
     )
-    return DraftModel(runner, own.cache, own.cache.chunk, own.scheduler.max_prompt, checkpoint.config.vocab_size, seconds)
+    return DraftModel(runner, own.cache, own.cache.chunk, own.scheduler.max_prompt, seconds)
 
 
 def count_tokens(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> int:

@@ -30,10 +30,9 @@ class Shadow(Sequence):
 
     __slots__ = ("known",)
 
-    def __init__(self, seq: Sequence, seed: int, max_len: int, vocab_size: int) -> None:
+    def __init__(self, seq: Sequence, seed: int, max_len: int) -> None:
         params = dataclasses.replace(seq.request.params, logprobs=None, prompt_logprobs=None, n=1)
         super().__init__(dataclasses.replace(seq.request, params=params), seq.index, seed, max_len)
-        self.stop_ids = frozenset(i for i in self.stop_ids if i < vocab_size)
         self.tokens = []
         self.known = 0
 
@@ -66,15 +65,13 @@ class _Job:
 class DraftModel:
     """Drafts for the sequences of one engine. Owns the shadows and their blocks until `forget` or `reset`.
 
-    `chunk`: most rows of a step; `max_tokens`: of one sequence; `vocab_size`: ids that the model knows;
-    `seconds_per_token`: a first guess, then what was measured.
+    `chunk`: most rows of a step; `max_tokens`: of one sequence; `seconds_per_token`: a first guess, then what was measured.
     """
 
     runner: Runner
     cache: KVCacheManager
     chunk: int
     max_tokens: int
-    vocab_size: int
     seconds_per_token: float
     clock: Callable[[], float] = time.perf_counter
     _shadows: OrderedDict[Sequence, Shadow] = field(default_factory=OrderedDict)  # least recently used first
@@ -114,17 +111,14 @@ class DraftModel:
         self.cache.reset()
 
     def _job(self, seq: Sequence, length: int) -> _Job:
-        """A shadow that has the tokens of the sequence. Where it cannot compute them all, there is nothing to do."""
+        """A shadow that has the tokens of the sequence."""
         shadow = self._shadows.get(seq)
         if shadow is None:
             seed = derived_seed(seq.seed, DRAFTING) if self.runner.keeps_distributions else seq.seed
-            shadow = self._shadows[seq] = Shadow(seq, seed, self.max_tokens + 1, self.vocab_size)
+            shadow = self._shadows[seq] = Shadow(seq, seed, self.max_tokens + 1)
         self._shadows.move_to_end(seq)
-        news = seq.tokens[shadow.known :]
         shadow.follow(seq.tokens)
-        if max(news, default=0) >= self.vocab_size:
-            shadow.max_len = 0
-        return _Job(seq, shadow, min(len(seq.tokens) + length, shadow.max_len - 1))
+        return _Job(seq, shadow, min(len(seq.tokens) + length, self.max_tokens))
 
     def _plan(self, plan: StepPlan, jobs: list[_Job]) -> list[_Job]:
         """Fill a plan with the shadows that lack tokens and have room for them; returns their jobs."""

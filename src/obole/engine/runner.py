@@ -10,19 +10,7 @@ import torch
 
 from obole.costmodel import kv_bytes_read, weight_bytes_read
 from obole.engine.batch import LogitRow, build_batch, logit_rows
-from obole.engine.sampler import (
-    Floats,
-    Ints,
-    accept_or_resample,
-    candidates,
-    draw,
-    has_penalties,
-    is_greedy,
-    is_plain_greedy,
-    masked,
-    normalised,
-    token_logprob,
-)
+from obole.engine.sampler import Floats, Ints, choose, has_penalties, is_greedy, is_plain_greedy, masked, token_logprob
 from obole.engine.steps import Steps
 from obole.errors import ModelError
 from obole.types import Distribution, Sequence, StepPlan, StepResult
@@ -101,9 +89,7 @@ class Runner:
                     known = result.logprobs[i] = []
                 known.append(token_logprob(row, token, params.logprobs))
 
-    def _choose(
-        self, sequence: Sequence, chosen: list[int], row: Floats, best: int, kept: list[Distribution] | None
-    ) -> int:
+    def _choose(self, sequence: Sequence, chosen: list[int], row: Floats, best: int, kept: list[Distribution] | None) -> int:
         """The token after those of the sequence and those `chosen` in this step; `kept` takes what it was drawn from."""
         params, constraint, draft = sequence.request.params, sequence.constraint, sequence.draft
         position = len(sequence.tokens) + len(chosen)
@@ -111,20 +97,21 @@ class Runner:
         banned = sequence.stop_ids if position < sequence.min_len else frozenset()
         if not banned and constraint is None and is_plain_greedy(params) and best < row.size:
             return best
-        ids, scaled = candidates(
+        drafted = None
+        if draft is not None and draft.distributions is not None and len(chosen) < len(draft.tokens):
+            drafted = draft.tokens[len(chosen)], draft.distributions[len(chosen)]
+        return choose(
             row if constraint is None else masked(row, constraint.allowed()),
             params,
-            sequence.tokens + chosen if has_penalties(params) else sequence.tokens,
-            sequence.prompt_len,
-            banned,
+            sequence.seed,
+            position,
+            history=sequence.tokens + chosen if has_penalties(params) else sequence.tokens,
+            prompt_len=sequence.prompt_len,
+            banned=banned,
+            noise=self._noise,
+            drafted=drafted,
+            kept=kept,
         )
-        if kept is not None:
-            kept.append(normalised(ids, scaled))
-        if draft is not None and draft.distributions is not None and len(chosen) < len(draft.tokens):
-            token, proposed = draft.tokens[len(chosen)], draft.distributions[len(chosen)]
-            wanted = normalised(ids, scaled)
-            return accept_or_resample(token, proposed, wanted, sequence.seed, position, self._noise)
-        return draw(ids, scaled, sequence.seed, position, self._noise)
 
     def _noise(self, seed: int, position: int, ids: Ints) -> Floats:
         noise: Floats = self.steps.ops.gumbel(seed, position, torch.from_numpy(np.ascontiguousarray(ids))).numpy()

@@ -37,14 +37,23 @@ def choose(
     prompt_len: int,
     banned: frozenset[int] = frozenset(),
     noise: Noise,
+    drafted: tuple[int, Distribution] | None = None,
+    kept: list[Distribution] | None = None,
 ) -> int:
     """The token at `position`, which follows `history` (prompt and output so far, `position` tokens).
 
     `logits`: float32 (vocabulary,), not changed. `banned`: ids that may not come here (the stop tokens before
     `min_tokens`). Ties go to the lowest id; NaN counts as minus infinity. When no token is left (everything banned or
     minus infinity) the ban is void and the largest logit wins.
+
+    `drafted`: a token that may be accepted in place of a draw, and what it was drawn from.
+    `kept`: takes what this one is drawn from.
     """
     ids, scaled = candidates(logits, params, history, prompt_len, banned)
+    if kept is not None:
+        kept.append(normalised(ids, scaled))
+    if drafted is not None:
+        return accept_or_resample(*drafted, normalised(ids, scaled), seed, position, noise)
     return draw(ids, scaled, seed, position, noise)
 
 
@@ -78,9 +87,7 @@ def normalised(ids: Ints, scaled: Doubles) -> Distribution:
     return Distribution(ids, weights / weights.sum())
 
 
-def accept_or_resample(
-    token: int, proposed: Distribution, wanted: Distribution, seed: int, position: int, noise: Noise
-) -> int:
+def accept_or_resample(token: int, proposed: Distribution, wanted: Distribution, seed: int, position: int, noise: Noise) -> int:
     """A token distributed as `wanted`, given one drawn from `proposed` by other noise: that one, as often as can be.
 
     It is accepted with probability min(1, wanted / proposed) of it; else one is drawn from the part of `wanted` that exceeds

@@ -152,7 +152,8 @@ class Controller:
         for (seq, state), length in zip(able, lengths, strict=True):
             if length and state.proposal is not None:
                 proposal = state.proposal
-                seq.draft = Draft(proposal.tokens, [proposal.source] * len(proposal.tokens), proposal.distributions).first(length)
+                sources = [proposal.source] * len(proposal.tokens)
+                seq.draft = Draft(proposal.tokens, sources, proposal.distributions).first(length)
         share = (self.clock() - started) / len(able)
         for seq in members:
             seq.tally.draft_seconds += share
