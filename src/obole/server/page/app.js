@@ -63,7 +63,8 @@ async function ask() {
   const controller = (running = new AbortController());
   show();
   try {
-    const body = { ...settings.request(), messages: messages(turns.length - 1), logprobs: true };
+    const body = { ...settings.request(), messages: messages(turns.length - 1) };
+    if (find("tint").checked) body.logprobs = true; // they come with the bytes of each token: where it ends
     if (!find("models").hidden) body.model = find("models").value;
     let [receipt, reason] = [null, null];
     for await (const chunk of complete(body, settings.key, controller.signal)) {
@@ -147,6 +148,7 @@ function show() {
   find("send").hidden = Boolean(running);
   find("stop").hidden = !running;
   find("log").setAttribute("aria-busy", String(Boolean(running)));
+  find("tip").hidden = true;
   follow();
 }
 
@@ -208,7 +210,7 @@ function point(event) {
   tip.hidden = !piece;
   if (!piece) return;
   const chance = piece.probability === null ? "" : `probability ${piece.probability < 0.001 ? "below 0.1 %" : percent(piece.probability)}`;
-  tip.replaceChildren(make("i", `swatch ${piece.source}`), make("b", "", piece.source), make("code", "", JSON.stringify(piece.text)), make("span", "", chance));
+  tip.replaceChildren(make("i", `swatch ${piece.source}`), make("b", "", piece.source || "several sources"), make("code", "", JSON.stringify(piece.text)), make("span", "", chance));
   const box = token.getClientRects()[0];
   tip.style.left = `${Math.max(8, Math.min(box.left, window.innerWidth - tip.offsetWidth - 8))}px`;
   tip.style.top = `${box.top - tip.offsetHeight - 6 > 0 ? box.top - tip.offsetHeight - 6 : box.bottom + 6}px`;
@@ -255,6 +257,7 @@ function start() {
     follow();
   });
   find("log").addEventListener("pointerover", point);
+  find("log").addEventListener("pointerleave", () => (find("tip").hidden = true));
   find("log").addEventListener("toggle", follow, true); // a receipt that opens at the end stays in sight
   find("tint").addEventListener("change", ({ target }) => document.body.classList.toggle("plain", !target.checked));
   find("examples").append(...EXAMPLES.map((text) => button(text, () => send(text))));

@@ -3,7 +3,7 @@
 const encoder = new TextEncoder();
 const AHEAD = 64; // bytes of tokens without a place in the text, such as names of control tokens, that are passed over
 
-/** Text that arrives beside its tokens, which may be ahead of it. `pieces`: {start, end, source, probability}, in order. */
+/** Text that arrives beside its tokens, which may be ahead of it. `pieces`: {start, end, source ("": not known), probability}, in order. */
 export class TokenText {
   constructor() {
     this.text = "";
@@ -17,27 +17,30 @@ export class TokenText {
     return Object.values(this.counts).reduce((sum, count) => sum + count, 0);
   }
 
-  /** `sources`: of the new tokens; `spellings`: {bytes, logprob} of each. */
+  /** `sources`: of the new tokens; `spellings`: {bytes, logprob} of each, or nothing where they are not known. */
   push(text, sources, spellings) {
+    for (const source of sources) this.counts[source] = (this.counts[source] ?? 0) + 1;
+    if (sources.length && !spellings.length) {
+      // which token ends where is not known: one piece, of no source in particular where they differ
+      if (text) this._append(text, { source: new Set(sources).size === 1 ? sources[0] : "", probability: null });
+      return;
+    }
     sources.forEach((source, place) => {
-      this.counts[source] = (this.counts[source] ?? 0) + 1;
-      const { bytes = [], logprob = null } = spellings[place] ?? {};
-      const owner = { source, probability: logprob === null ? null : Math.exp(logprob) };
-      for (const byte of bytes) {
+      const owner = { source, probability: Math.exp(spellings[place].logprob) };
+      for (const byte of spellings[place].bytes) {
         this._bytes.push(byte);
         this._owners.push(owner);
       }
     });
-    for (const character of text) this._append(character);
+    for (const character of text) this._append(character, this._take(encoder.encode(character)));
   }
 
-  _append(character) {
+  _append(text, owner) {
     const start = this.text.length;
-    const owner = this._take(encoder.encode(character));
-    this.text += character;
+    this.text += text;
     const last = this.pieces.at(-1);
     if (last && (owner === null || last.owner === owner)) last.end = this.text.length;
-    else this.pieces.push({ start, end: this.text.length, owner, source: owner?.source ?? "model", probability: owner?.probability ?? null });
+    else this.pieces.push({ start, end: this.text.length, owner, source: owner?.source ?? "", probability: owner?.probability ?? null });
   }
 
   /** The token that the next bytes of the text belong to; null where no token has them (damaged characters). */
