@@ -17,6 +17,7 @@ from exact.common import bits, check_idle, fingerprints, random_prompt
 from fakes.checkpoints import random_weights, tiny_config, write_hf, write_puppet
 from fakes.drafters import Automaton
 from obole import Engine, SamplingParams
+from obole.cli.receipts import drafts
 from obole.engine.draft_model import DraftModel
 from obole.engine.sampler import (
     DRAFTING,
@@ -259,7 +260,9 @@ def test_greedy_answers_and_other_drafts_are_exact(models):
             assert results[0].receipt.acceptance == "exact"
             assert results[0].receipt.drafted
         params = SamplingParams(max_tokens=40, seed=1, ignore_eos=True, temperature=1.0, speculate="draft")
-        assert engine.generate(prompt, params)[0].receipt.acceptance == "distribution"
+        receipt = engine.generate(prompt, params)[0].receipt
+    assert receipt.acceptance == "distribution"
+    assert "right in distribution only" in drafts(receipt)
 
 
 def test_a_seed_repeats_an_answer_and_scores_are_the_models(models):
