@@ -16,11 +16,14 @@ from obole.engine.results import EngineInfo
 
 
 def header(benchmark: str, machine: Machine, kernels: str, threads: int) -> dict[str, Any]:
+    """What every document begins with that is about kernels of this process."""
+    return {**circumstances(benchmark, machine), "kernels": kernels, "threads": threads}
+
+
+def circumstances(benchmark: str, machine: Machine) -> dict[str, Any]:
     """What every document begins with. The date is UTC, ISO 8601."""
     return {
         "benchmark": benchmark,
-        "kernels": kernels,
-        "threads": threads,
         "machine": dataclasses.asdict(machine),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "versions": {
