@@ -57,8 +57,8 @@ def heading(document: Mapping[str, Any]) -> str:
     machine = document["machine"]
     where = f"{machine['cpu']}, {plural(machine['cores'], 'core')}, {size(machine['memory_bytes'])}"
     model = [document["model"]] if "model" in document else []
-    threads = plural(document["threads"], "thread")
-    return " · ".join([*model, f"{document['kernels']} kernels, {threads}", where, str(document["date"])])
+    kernels = [f"{document['kernels']} kernels, {plural(document['threads'], 'thread')}"] if "kernels" in document else []
+    return " · ".join([*model, *kernels, where, str(document["date"])])
 
 
 def latency_table(rows: Sequence[LatencyRow]) -> None:

@@ -1,0 +1,199 @@
+"""`obole bench serve`: a server under load, one that is there or one that is started for it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from obole.cli.answering import open_engine, read_text
+from obole.cli.bench import JsonFile, Repeat, check_file, show
+from obole.cli.bench_serve_tables import serve_tables
+from obole.cli.failures import FAILURE, guarded
+from obole.cli.options import DEFAULT_MODEL, MODEL_HELP, Revision, WrongUsage, option_of, with_options
+from obole.cli.terminal import progress_bar
+from obole.cli.top import KEY
+from obole.config import engine_config
+from obole.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from obole.bench.client import Address
+    from obole.bench.load import Load
+
+PROMPT_TOKENS = 300
+LONG_TOKENS = 4096
+
+
+def is_url(target: str) -> bool:
+    return target.startswith(("http://", "https://"))
+
+
+def server_options(revision: str | None, settings: Mapping[str, Any]) -> list[str]:
+    """The same settings of the engine as options of `obole serve`."""
+    options = [] if revision is None else ["--revision", revision]
+    for name, value in settings.items():
+        if isinstance(value, bool):
+            options.append(option_of(name) if value else f"--no-{option_of(name)[2:]}")
+        else:
+            options += [option_of(name), str(value)]
+    return options
+
+
+def read_prompts(path: Path) -> tuple[list[dict[str, Any]], ...]:
+    """Conversations from a file with one JSON object a line: {"prompt": text} or {"messages": [...]}."""
+    found = []
+    for number, line in enumerate(read_text(path, "prompts").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+            messages = entry["messages"] if "messages" in entry else [{"role": "user", "content": entry["prompt"]}]
+        except (ValueError, KeyError, TypeError):
+            problem = (
+                f'Line {number} of {path} is not {{"prompt": text}} or {{"messages": [...]}}: write one such object a line.'
+            )
+            raise InvalidRequest("prompts", problem) from None
+        found.append(messages)
+    return tuple(found)
+
+
+def extra_fields(text: str) -> dict[str, Any]:
+    """Fields of requests, from JSON."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise typer.BadParameter(
+            f'{text!r} is not a JSON object; write it like \'{{"speculate": "off"}}\'.', param_hint="--extra"
+        )
+    return found
+
+
+@contextmanager
+def at_address(target: str, revision: str | None, settings: Mapping[str, Any]) -> Iterator[Address]:
+    """Where the server is that is to be measured; a model is served until the end of the block."""
+    from obole.bench.client import address_of
+    from obole.bench.processes import free_address, obole_command, serving
+
+    if is_url(target):
+        yield address_of(target)
+        return
+    address = free_address()
+    with serving(obole_command(target, address, server_options(revision, settings)), address):
+        yield address
+
+
+def check_target(target: str, load: Load, offline: bool, revision: str | None, settings: Mapping[str, Any]) -> None:
+    """Refuse what cannot be honoured for this target, or not be compared."""
+    if is_url(target) and (settings or revision):
+        name = next(iter(settings), "revision")
+        raise WrongUsage(name, f"{option_of(name)} is for a server that is started here: name a model in place of the URL.")
+    if offline and is_url(target):
+        raise WrongUsage("offline", "--offline compares with the model in this process: name a model in place of the URL.")
+    if offline and load.extra:
+        raise WrongUsage("extra", "--extra cannot be compared with --offline: leave out one of them.")
+    if offline and load.long_prompt_every:
+        raise WrongUsage("long_prompt_every", "--long-prompt-every cannot be compared with --offline: leave out one of them.")
+
+
+@guarded
+@with_options()
+def serve(
+    target: Annotated[
+        str, typer.Argument(metavar="URL|MODEL", help=f"A server that is there, or a model to be served. {MODEL_HELP}")
+    ] = DEFAULT_MODEL,
+    concurrency: Annotated[int, typer.Option(min=1, metavar="N", help="Requests at a time.")] = 8,
+    requests: Annotated[int, typer.Option(min=1, metavar="N", help="Requests of a repetition.")] = 64,
+    prompt_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Tokens of a prompt of random words, about.", show_default=str(PROMPT_TOKENS)),
+    ] = None,
+    output_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Tokens of an answer.")] = 128,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help='Prompts in place of random words: {"prompt": ...} or {"messages": ...} a line.'),
+    ] = None,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos/--no-ignore-eos", help="Ask for answers of full length by the field ignore_eos.")
+    ] = True,
+    model_name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="What requests call the model.", show_default="not at all")
+    ] = None,
+    extra: Annotated[str, typer.Option(metavar="JSON", help="Further fields of every request, a JSON object.")] = "{}",
+    long_prompt_every: Annotated[
+        float, typer.Option(min=0.0, metavar="X", help="Send a long prompt every X seconds meanwhile; 0: none.")
+    ] = 0.0,
+    long_prompt_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Its tokens, about.")] = LONG_TOKENS,
+    offline: Annotated[bool, typer.Option("--offline", help="Compare with the same requests without a server.")] = False,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Of the random words.")] = 0,
+    api_key: Annotated[
+        str | None, typer.Option(metavar="KEY", help=f"Of the server. Or set {KEY}.", show_default="none")
+    ] = None,
+    repeat: Repeat = 3,
+    as_json: JsonFile = None,
+    revision: Revision = None,
+    *,
+    settings: dict[str, Any],
+) -> None:
+    """A server under load: requests and tokens per second, time until the first token and between tokens.
+
+    Any server with OpenAI's chat completions. A model is served by a process that is started for it.
+    """
+    if prompts is not None and prompt_tokens is not None:
+        raise WrongUsage("prompt_tokens", "--prompt-tokens is for random words: leave out that or --prompts.")
+    check_file(as_json)
+    from obole.bench.load import Load
+
+    load = Load(
+        concurrency=concurrency,
+        requests=requests,
+        prompt_tokens=prompt_tokens or PROMPT_TOKENS,
+        output_tokens=output_tokens,
+        prompts=None if prompts is None else read_prompts(prompts),
+        long_prompt_every=long_prompt_every,
+        long_prompt_tokens=long_prompt_tokens,
+        ignore_eos=ignore_eos,
+        model_name=model_name,
+        extra=extra_fields(extra),
+        seed=seed,
+    )
+    check_target(target, load, offline, revision, settings)
+    measure(target, load, repeat, offline, api_key or os.environ.get(KEY, ""), as_json, revision, settings)
+
+
+def measure(
+    target: str,
+    load: Load,
+    repeat: int,
+    offline: bool,
+    key: str,
+    as_json: str | None,
+    revision: str | None,
+    settings: Mapping[str, Any],
+) -> None:
+    """Put the load on the server and show what came of it; exit status 1 if any request failed."""
+    from obole.bench.client import Client
+    from obole.bench.machine import this_machine
+    from obole.bench.report import circumstances, to_json
+    from obole.bench.serve import serve as put_under_load
+
+    with ExitStack() as stack:
+        own = None
+        if offline:
+            most = min(load.concurrency, engine_config(settings).scheduler.max_sequences)
+            own = stack.enter_context(open_engine(target, revision, {**settings, "max_sequences": most}))
+        address = stack.enter_context(at_address(target, revision, settings))
+        report = stack.enter_context(progress_bar())
+        found = put_under_load(Client(address, key), load, repeat, own, report)
+    document = {**circumstances("serve", this_machine()), "model": target, "repeat": repeat}
+    document |= {"rows": [to_json(found.row)]}
+    document |= {name: to_json(row) for name, row in (("long", found.long), ("offline", found.offline)) if row is not None}
+    show(as_json, document, lambda: serve_tables(found))
+    if found.row.errors or (found.long is not None and found.long.errors):
+        raise typer.Exit(FAILURE)
