@@ -198,9 +198,11 @@ struct Operands {
     int64_t out_row;
 };
 
-// R rows of the C column blocks from `block` on; C is 1 for quantised kinds. `last_rows`: the next block comes after them.
+// R rows of the C column blocks from `block` on; C is 1 for quantised kinds. Those from `rows` on are not stored.
+// `last_rows`: the next block comes after them.
 template <class V, Kind K, int R, int C>
-void block_rows(const Operands& o, int64_t block, int64_t row, bool last_rows) {
+void block_rows(const Operands& o, int64_t block, int64_t row, int64_t rows, bool last_rows) {
+    const int stored = rows - row < R ? static_cast<int>(rows - row) : R;
     const Part& p = o.part;
     const uint8_t* w = p.data + block * p.block_bytes;
     typename V::F acc[R * C];
@@ -214,7 +216,7 @@ void block_rows(const Operands& o, int64_t block, int64_t row, bool last_rows) {
     for (int c = 0; c < C; ++c, ++block) {
         const int64_t n = p.outputs - block * kColumns < kColumns ? p.outputs - block * kColumns : kColumns;
         float* out = o.out + row * o.out_row + p.column + block * kColumns;
-        for (int r = 0; r < R; ++r, out += o.out_row) {
+        for (int r = 0; r < stored; ++r, out += o.out_row) {
             auto sum = acc[r * C + c];
             if (p.bias) sum = V::add(sum, V::load(p.bias + block * kColumns));
             if (n == kColumns) V::store(out, sum);
@@ -223,17 +225,20 @@ void block_rows(const Operands& o, int64_t block, int64_t row, bool last_rows) {
     }
 }
 
+// All rows of C column blocks. A pass over 16, 8 or 4 rows takes hardly longer than one over some rows less, and less than
+// two passes: so quantised rows are padded by up to three (`acts` holds that many more), whose sums are not stored.
 template <class V, Kind K, int C>
 void blocks_all_rows(const Operands& o, int64_t block, int64_t rows) {
+    constexpr int64_t pad = is_float(K) || V::rows < 16 ? 0 : 3;
     int64_t r = 0;
     if constexpr (V::rows >= 16 && !is_float(K))
-        for (; r + 16 <= rows; r += 16) block_rows<V, K, 16, C>(o, block, r, r + 32 > rows);
+        for (; r + 16 - pad <= rows; r += 16) block_rows<V, K, 16, C>(o, block, r, rows, r + 32 - pad > rows);
     if constexpr (V::rows >= 8 * C)
-        for (; r + 8 <= rows; r += 8) block_rows<V, K, 8, C>(o, block, r, r < 8 && rows < 16);
+        for (; r + 8 - pad <= rows; r += 8) block_rows<V, K, 8, C>(o, block, r, rows, r < 8 && rows < 16 - pad);
     if constexpr (V::rows >= 4 * C)
-        for (; r + 4 <= rows; r += 4) block_rows<V, K, 4, C>(o, block, r, r < 4 && rows < 8);
-    for (; r + 2 <= rows; r += 2) block_rows<V, K, 2, C>(o, block, r, false);
-    for (; r < rows; ++r) block_rows<V, K, 1, C>(o, block, r, false);
+        for (; r + (pad ? 3 : 4) <= rows; r += 4) block_rows<V, K, 4, C>(o, block, r, rows, r < 4 && rows < 8 - pad);
+    for (; r + 2 <= rows; r += 2) block_rows<V, K, 2, C>(o, block, r, rows, false);
+    for (; r < rows; ++r) block_rows<V, K, 1, C>(o, block, r, rows, false);
 }
 
 template <class V, Kind K>

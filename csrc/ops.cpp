@@ -12,6 +12,7 @@ namespace {
 
 // What a chunk of a product should amount to, about five microseconds by whichever takes longer: weights read, or products.
 constexpr int64_t kChunkBytes = 128 << 10, kChunkProducts = 1536 << 10;
+constexpr int64_t kPadRows = 3;  // that a kernel may read beyond the last one
 constexpr int64_t kPanelBytes = 512 << 10;  // activations of the rows done together: they stay in the second-level cache
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -46,7 +47,8 @@ void Ops::linear(const Packed& w, const float* x, int64_t x_row, int64_t rows, f
     const bool quantised = std::any_of(parts.begin(), parts.end(), [](const Part& p) { return !is_float(p.kind); });
     static thread_local std::vector<Group> memory;  // grows to the largest batch and stays
     if (quantised) {
-        if (memory.size() < static_cast<size_t>(rows * groups)) memory.resize(static_cast<size_t>(rows * groups));
+        const auto size = static_cast<size_t>((rows + kPadRows) * groups);  // what is behind the rows is read, not used
+        if (memory.size() < size) memory.resize(size);
         Group* acts = memory.data();
         over_rows(rows, inputs, [&](int64_t first, int64_t last) {
             for (int64_t r = first; r < last; ++r) k_.quantize(x + r * x_row, inputs, acts + r * groups);

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+ROW_TILE = 4  # kernels compute rows in multiples of this, once there are more than two
 PACE_GAIN = 0.2  # share of a step's deviation that counts as a change of the machine's pace
 SHAPE_GAIN = 0.05  # and as one of the curve at that number of rows
 
@@ -55,7 +56,8 @@ class StepCost:
         the last point, time is proportional to rows."""
         if self._curve is None or self._curve.size <= most:
             at = np.arange(max(most, self.rows[-1]) + 1, dtype=np.float64)
-            curve = np.maximum.accumulate(np.interp(at, self.rows, self.seconds))  # more rows never take less time
+            whole = np.where(at > 2, np.ceil(at / ROW_TILE) * ROW_TILE, at)
+            curve = np.maximum.accumulate(np.interp(whole, self.rows, self.seconds))  # more rows never take less time
             beyond = at > self.rows[-1]
             curve[beyond] = curve[self.rows[-1]] * at[beyond] / self.rows[-1]
             self._curve = curve
