@@ -29,10 +29,14 @@ def refusal(status: int, message: str) -> bytes:
 
 
 class Scripted:
-    """Answers every chat with as many tokens as it asks for, three tokens a word in prompts. `seen`: bodies of requests."""
+    """Answers every chat with as many tokens as it asks for, three tokens a word in prompts. `seen`: bodies of requests.
 
-    def __init__(self, tell: Tell = lambda _: None) -> None:
+    `answers`: after so many it closes a connection, as if nobody had said that it would be kept.
+    """
+
+    def __init__(self, tell: Tell = lambda _: None, answers: int = 1000) -> None:
         self.tell = tell
+        self.answers = answers
         self.seen: list[dict[str, Any]] = []
         self.heads: list[str] = []
         self.connections = self.open = self.most = 0
@@ -40,7 +44,8 @@ class Scripted:
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         try:
-            while head := await reader.readuntil(b"\r\n\r\n"):
+            for _ in range(self.answers):
+                head = await reader.readuntil(b"\r\n\r\n")
                 self.heads.append(head.decode())
                 length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
                 body = json.loads(await reader.readexactly(length))

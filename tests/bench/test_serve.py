@@ -216,6 +216,15 @@ def test_a_connection_that_the_server_closes_after_each_answer():
     assert server.connections == 6
 
 
+def test_a_connection_that_the_server_closes_without_a_word():
+    head = f"HTTP/1.1 200 OK\r\ncontent-length: {len(STREAM)}\r\n\r\n".encode()
+    server = Scripted(lambda _: head + STREAM, answers=2)
+    _, found = under_load(Load(concurrency=2, requests=9, prompts=([{"role": "user", "content": "x"}],)), server)
+    assert not any(answer.problem for answer in found.answers)
+    assert 5 <= server.connections <= 6
+    assert len(server.seen) == 9
+
+
 def test_a_server_that_takes_too_long_or_is_not_there():
     async def main() -> list[Reply]:
         async with scripted(Scripted()) as address:

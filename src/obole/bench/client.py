@@ -10,6 +10,7 @@ import asyncio
 import ssl
 import time
 import urllib.parse
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import httptools
@@ -66,6 +67,10 @@ class Reply:
         return b"".join(piece for _, piece in self.pieces)
 
 
+class Unheard(ConnectionResetError):
+    """The server closed the connection before it said anything about the request."""
+
+
 class Connection(asyncio.Protocol):
     """One connection; one request at a time."""
 
@@ -74,7 +79,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._done: asyncio.Future[None] | None = None
         self._reply = Reply(0.0)
-        self._now = 0.0
+        self._now = 0.0  # when bytes came last
 
     @property
     def usable(self) -> bool:
@@ -84,7 +89,7 @@ class Connection(asyncio.Protocol):
     async def ask(self, request: bytes) -> Reply:
         """Send a whole request and wait for the whole response. Cancelling closes the connection.
 
-        Raises `ConnectionError` when the server closes it in between, `ValueError` for what is no HTTP.
+        Raises `ConnectionError` (`Unheard`) when the server closes it in between, `ValueError` for what is no HTTP.
         """
         assert self.usable
         assert self._transport is not None
@@ -120,7 +125,8 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self._transport = None
-        self._fail(ConnectionResetError("the server closed the connection"))
+        kind = Unheard if self._now < self._reply.sent else ConnectionResetError
+        self._fail(kind("the server closed the connection"))
 
     def _fail(self, error: Exception) -> None:
         if self._done is not None and not self._done.done():
@@ -146,7 +152,7 @@ class Client:
     def __init__(self, address: Address, key: str = "", timeout: float = 600.0) -> None:
         self.address = address
         self._key = key
-        self._timeout = timeout
+        self.timeout = timeout
         self._ssl = ssl.create_default_context() if address.scheme == "https" else None
 
     def request(self, method: str, path: str, body: bytes = b"") -> bytes:
@@ -167,10 +173,6 @@ class Client:
     def line(self) -> Line:
         return Line(self)
 
-    async def _timed(self, connection: Connection, request: bytes) -> Reply:
-        async with asyncio.timeout(self._timeout):
-            return await connection.ask(request)
-
 
 class Line:
     """Sends one request after another, over one connection as long as the server keeps it."""
@@ -180,14 +182,20 @@ class Line:
         self._connection: Connection | None = None
 
     async def ask(self, request: bytes) -> Reply:
-        """The reply, also when it is that there is none: then `problem` says why."""
+        """The reply, also when it is that there is none: then `problem` says why.
+
+        A server may close a kept connection just when the next request comes (RFC 9112, 9.5): that is sent once more.
+        """
         start = time.perf_counter()
         try:
-            if self._connection is None or not self._connection.usable:
+            async with asyncio.timeout(self._client.timeout):
+                if self._connection is not None and self._connection.usable:
+                    with suppress(Unheard):
+                        return await self._connection.ask(request)
                 self._connection = await self._client.connect()
-            return await self._client._timed(self._connection, request)
+                return await self._connection.ask(request)
         except TimeoutError:
-            problem = f"no whole answer within {self._client._timeout:g} s"
+            problem = f"no whole answer within {self._client.timeout:g} s"
         except (OSError, ValueError) as error:
             problem = str(error) or type(error).__name__
         return Reply(start, ended=time.perf_counter(), problem=problem)
