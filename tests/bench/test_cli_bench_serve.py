@@ -31,10 +31,9 @@ def model(tmp_path_factory):
 @pytest.fixture(scope="module")
 def url(model):
     address = free_address()
-    with serving(obole_command(model, address, ENGINE), address) as process:
+    with serving(obole_command(model, address, ENGINE), address) as running:
         yield address.url
-        process.terminate()
-        assert process.wait(30) == 0
+        assert running.stop() == 0
 
 
 def bench(*arguments: str):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import os
 import socket
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import IO
 
 from obole.bench.client import Address
@@ -19,7 +21,7 @@ HOST = "127.0.0.1"
 POLL = 0.05  # seconds between two looks whether it is up
 STARTING = 300.0  # seconds: a large model may have to be read from a slow disk
 ENDING = 30.0
-LAST_WORDS = 2000  # bytes of the log in a message about a server that failed
+LAST_WORDS = 2000  # characters of the log in a message about a server that failed
 
 
 def free_address() -> Address:
@@ -35,29 +37,51 @@ def obole_command(model: str, address: Address, options: Sequence[str] = ()) -> 
     return [*program, "--host", address.host, "--port", str(address.port), *options]
 
 
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A server process, and a file with all that it wrote."""
+
+    process: subprocess.Popen[bytes]
+    log: IO[bytes]
+
+    def written(self) -> str:
+        # the server writes where this file stands: reading must not move it
+        return os.pread(self.log.fileno(), os.fstat(self.log.fileno()).st_size, 0).decode("utf-8", "replace")
+
+    def stop(self) -> int:
+        """Ask it to end, and wait for that; its exit status."""
+        self.process.terminate()
+        try:
+            return self.process.wait(ENDING)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait()
+
+
 @contextmanager
-def serving(command: Sequence[str], address: Address) -> Iterator[subprocess.Popen[bytes]]:
-    """Runs a server until the end of the block; it is entered once /health says 200. What the server writes is kept in a
-    file. Raises `ConfigError` with its last words when it does not come up."""
+def serving(command: Sequence[str], address: Address) -> Iterator[Running]:
+    """Runs a server until the end of the block; it is entered once /health says 200. Raises `ConfigError` with the server's
+    last words when it does not come up."""
     with tempfile.TemporaryFile() as log:
         try:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         except OSError as error:
             raise ConfigError(f"{command[0]} cannot be started: {error.strerror}.") from None
+        running = Running(process, log)
         try:
-            _wait(process, address, log)
-            yield process
+            _wait(running, address)
+            yield running
         finally:
-            _end(process)
+            running.stop()
 
 
-def _wait(process: subprocess.Popen[bytes], address: Address, log: IO[bytes]) -> None:
+def _wait(running: Running, address: Address) -> None:
     end = time.monotonic() + STARTING
     while not is_up(address):
-        if process.poll() is not None:
-            raise ConfigError(f"The server ended with status {process.returncode} before it was up: {_tail(log)}")
-        if time.monotonic() > end:
-            raise ConfigError(f"The server was not up after {STARTING:g} s: {_tail(log)}")
+        status = running.process.poll()
+        if status is not None or time.monotonic() > end:
+            problem = f"was not up after {STARTING:g} s" if status is None else f"ended with status {status} before it was up"
+            raise ConfigError(f"The server {problem}: {running.written()[-LAST_WORDS:].strip() or 'it said nothing.'}")
         time.sleep(POLL)
 
 
@@ -70,18 +94,3 @@ def is_up(address: Address) -> bool:
         return False
     finally:
         connection.close()
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(ENDING)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-def _tail(log: IO[bytes]) -> str:
-    size = log.seek(0, 2)
-    log.seek(max(0, size - LAST_WORDS))
-    return log.read().decode("utf-8", "replace").strip() or "it said nothing."
