@@ -140,8 +140,6 @@ class Recollection:
         tokens = seq.tokens
         new = tokens[self._read :]
         self._read = len(tokens)
-        if len(new) > LOOK_BACK:
-            self._cursors = {}  # what they read is too far back to matter
         best = None
         cursors = {}
         for generation in self._memory.generations(seq.request.tenant):
