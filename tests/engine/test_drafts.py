@@ -71,6 +71,7 @@ def ask(engine: Engine, prompt: list[int], **params: object):
         assert [d.text.encode().decode() for d in deltas] == [d.text for d in deltas]
         assert tuple(t for d in deltas for t in d.token_ids) == off.token_ids
         assert [len(d.sources) for d in deltas] == [len(d.token_ids) for d in deltas]
+        assert logprobs is None or tuple(p for d in deltas for p in d.logprobs or ()) == deltas[-1].result.choices[0].logprobs
         assert [d.finish_reason for d in deltas if d.finish_reason] == [off.finish_reason]
         results.append(on)
     assert results[0].receipt.sources == results[1].receipt.sources

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from exact.common import check_idle, fingerprints, random_prompt
+from exact.common import check_idle, fingerprint, fingerprints, random_params, random_prompt
 from fakes.checkpoints import random_weights, tiny_config, write_hf
 from fakes.drafters import Says, inject, oracle
 from obole import Engine, SamplingParams
@@ -82,7 +82,7 @@ def test_every_way_of_choosing(tiny_engine, arch, name):
     check_idle(engine)
 
 
-@pytest.mark.parametrize(("arch", "length"), zip(ARCHITECTURES, [1, 3, 8, 64], strict=True))
+@pytest.mark.parametrize(("arch", "length"), list(zip(ARCHITECTURES, [1, 3, 8, 64], strict=True)))
 def test_the_engines_own_drafters(tiny_engine, arch, length):
     """Repetitive prompts, asked again and again, so that lookup and memory have something to say, right or wrong."""
     engine = tiny_engine(arch)
@@ -184,12 +184,14 @@ def test_what_was_turned_down_is_never_found_in_the_cache(tiny_engine, arch):
     assert rejected([result]) > 500
     answer = [*prompt, *result.token_ids]
     once = SamplingParams(max_tokens=3, logprobs=3, speculate="off")
+    (whole,) = engine.generate(answer, dataclasses.replace(params, speculate="off"))
+    assert whole.receipt.cached_tokens == (len(answer) - 1) // 16 * 16  # and all of the answer is found
+    assert fingerprints([whole]) == fingerprints(cold.generate(answer, dataclasses.replace(params, speculate="off")))
     for tokens, draft in said[::4]:
         asked = [*tokens, *draft]
         common = next(i for i, (a, b) in enumerate(itertools.zip_longest(asked, answer)) if a != b)
         (again,) = engine.generate(asked[:200], once)
-        # only what the answer had in common with its draft, in whole blocks, and less the newest token, never computed
-        assert again.receipt.cached_tokens <= min(common, len(answer) - 1)
+        assert again.receipt.cached_tokens <= min(common, len(answer))  # what the draft had in common with the answer
         assert fingerprints([again]) == fingerprints(cold.generate(asked[:200], once))
     check_idle(engine)
 
@@ -228,6 +230,68 @@ def test_a_step_with_few_rows(tiny_engine, chunk):
     expected, results = with_oracle(engine, prompts, params, 5, 64)
     assert fingerprints(results) == fingerprints(expected)
     check_idle(engine)
+
+
+@pytest.mark.parametrize(("arch", "blocks"), [("llama", 12), ("gemma3", 40)])
+def test_random_requests_with_random_drafts_in_too_little_room(tiny_engine, arch, blocks):
+    """Answers known and unknown to the drafters, of any length, beside prompts being scored; some are given up."""
+    rng = random.Random(15)
+    calm = tiny_engine(arch, prefix_cache=False)
+    engine = tiny_engine(arch, blocks=blocks, max_batch_tokens=24, max_sequences=8)
+    engine._controller.lengths = lambda step: [rng.choice([0, 1, 2, 5, 16, 64]) for _ in step.seqs]
+    shared = random_prompt(rng, 40, VOCAB)
+    requests = []
+    for i in range(40):
+        prompt = [*shared[: rng.randint(1, 40)], *random_prompt(rng, rng.randint(0, 30), VOCAB)]
+        params = dataclasses.replace(random_params(rng, rng.randint(1, 60)), n=rng.choice([1, 1, 1, 2]))
+        if i % 5 == 0:
+            params = dataclasses.replace(params, prompt_logprobs=2)
+        requests.append((prompt, params, rng.randint(0, 5) if rng.random() < 0.2 else None))
+    expected = [calm.generate(prompt, off(params))[0] for prompt, params, _ in requests]
+    for i, result in enumerate(expected):
+        if i % 3:
+            requests[i] = (requests[i][0], dataclasses.replace(requests[i][1], prediction=result.token_ids), requests[i][2])
+    running = [
+        (engine.stream(prompt, params), answer, patience)
+        for (prompt, params, patience), answer in zip(requests, expected, strict=True)
+    ]
+    done = []
+    while running:
+        for stream, answer, patience in list(running):
+            given_up = patience is not None and len(stream._live.deltas) > patience
+            if given_up:
+                stream.close()
+            if given_up or stream.result is not None:
+                running.remove((stream, answer, patience))
+                done.append((stream.result, answer))
+        engine._step()
+        engine._scheduler.check()
+    cancelled = 0
+    for result, answer in done:
+        for mine, right in zip(result.choices, answer.choices, strict=True):
+            if mine.finish_reason is FinishReason.CANCELLED:
+                cancelled += 1
+                assert mine.token_ids == right.token_ids[: len(mine.token_ids)]
+            else:
+                assert fingerprint(mine) == fingerprint(right)
+            assert sum(mine.receipt.sources.values()) == len(mine.token_ids)
+        if all(c.finish_reason is not FinishReason.CANCELLED for c in result.choices):
+            assert result.prompt_logprobs == answer.prompt_logprobs
+    results = [result for result, _ in done]
+    assert cancelled > 0
+    assert rejected(results) > 100
+    assert drafted(results) - rejected(results) > 100
+    assert sum(c.receipt.preemptions for r in results for c in r.choices) > 0
+    check_idle(engine)
+
+
+def test_the_reference_kernels(tiny_engine):
+    engine = tiny_engine("llama", kernels="reference", prefix_cache=False)
+    prompts = [random_prompt(random.Random(s), 10, VOCAB) for s in range(2)]
+    params = [SamplingParams(max_tokens=12, seed=s, temperature=float(s), logprobs=3, ignore_eos=True) for s in range(2)]
+    expected, results = with_oracle(engine, prompts, params, 4, 5)
+    assert fingerprints(results) == fingerprints(expected)
+    assert rejected(results) > 0
 
 
 # -- seeds -----------------------------------------------------------------------------------------------------------------
