@@ -1,17 +1,20 @@
-"""Answers held to a constraint made by hand: drafts, legal or not, forced or guessed, leave it and the answer in step."""
+"""Answers held to a constraint: drafts, legal or not, forced or guessed, leave it and the answer in step."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import random
 
+import jsonschema
 import pytest
 
 from exact.common import check_idle, fingerprints, random_prompt
+from fakes.checkpoints import byte_vocabulary, random_weights, tiny_config, write_byte_tokenizer, write_hf
 from fakes.drafters import Automaton, inject, oracle
 from obole import Engine, SamplingParams
 from obole.speculate.controller import always
-from obole.types import FinishReason
+from obole.types import FinishReason, Grammar
 
 VOCAB = 128
 # 10 11 12, then items: one of 20 to 29, then 50 51; after each 60 for another one, or 61, after which nothing may come
@@ -204,3 +207,89 @@ def test_a_constraint_without_a_way_on_ends_the_request_with_an_error(tiny_engin
     with pytest.raises(ValueError, match="allows no token"):
         engine.generate([5, 6], SamplingParams(max_tokens=5))
     check_idle(engine)
+
+
+# -- grammars --------------------------------------------------------------------------------------------------------------
+
+SCHEMAS = [
+    {
+        "type": "object",
+        "properties": {
+            "name": {"enum": ["Ada", "Alan", "Grace"]},
+            "age": {"type": "integer", "minimum": 0, "maximum": 150},
+            "tags": {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "maxItems": 3},
+            "active": {"type": "boolean"},
+        },
+        "required": ["name", "age", "tags", "active"],
+        "additionalProperties": False,
+    },
+    {
+        "type": "object",
+        "properties": {"a_rather_long_property_name": {"const": "a value that leaves no choice"}, "b": {"type": "null"}},
+        "required": ["a_rather_long_property_name", "b"],
+        "additionalProperties": False,
+    },
+]
+# fences, keys in the wrong order, trailing commas, single quotes: what lookup will propose
+NEARLY = """```json
+{"age": 31, "name": "Ada", "tags": ["red",], "active": True,}
+{"name": 'Alan', "age": 200, "tags": ["red", "red", "red", "red"], "active": true}}}
+{"b": null, "a_rather_long_property_name": "a value that leaves a choice",}
+```
+"""
+
+
+@pytest.fixture(scope="module")
+def bytes_engine(tmp_path_factory):
+    """A random model of bytes, whose answers depend on all that came before."""
+    folder = tmp_path_factory.mktemp("bytes") / "model"
+    config = tiny_config("llama", vocab_size=len(byte_vocabulary()), max_position=1024, bos_id=None, eos_ids=(257,))
+    write_byte_tokenizer(folder)
+    with Engine(write_hf(folder, config, random_weights(config, seed=1, scale=0.25)), prefix_cache=False) as engine:
+        yield engine
+        check_idle(engine)
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+@pytest.mark.parametrize("chosen", [{}, {"temperature": 1.0, "seed": 1}])
+def test_json_by_schema_with_drafts_of_every_length(bytes_engine, schema, chosen):
+    grammar = Grammar("json_schema", json.dumps(schema))
+    params = SamplingParams(max_tokens=300, logprobs=2, grammar=grammar, **chosen)
+    prompt = NEARLY * 2
+    (expected,) = bytes_engine.generate(prompt, off(params))
+    assert expected.finish_reason is FinishReason.STOP
+    assert expected.text.endswith("}")
+    jsonschema.validate(json.loads(expected.text), schema)
+    rejected = forced = 0
+    for length in range(1, 9):
+        bytes_engine._controller.lengths = always(length)
+        for mode in ("auto", "lookup"):
+            prediction = json.dumps(json.loads(expected.text), indent=1) if length % 2 else None
+            how = dataclasses.replace(params, speculate=mode, prediction=prediction)
+            (result,) = bytes_engine.generate(prompt, how, tenant=f"{length} {mode}")
+            assert fingerprints([result]) == fingerprints([expected])
+            rejected += sum(result.receipt.rejected.values())
+            forced += result.receipt.sources.get("forced", 0)
+    assert rejected > 10
+    assert forced > 10
+
+
+def test_json_that_is_cut_off_is_cut_off_at_the_same_token(bytes_engine):
+    grammar = Grammar("json_schema", json.dumps(SCHEMAS[1]))
+    bytes_engine._controller.lengths = always(8)
+    for limit in (1, 2, 9, 10, 17, 30):
+        params = SamplingParams(max_tokens=limit, grammar=grammar, logprobs=0)
+        (expected,), (result,) = bytes_engine.generate(NEARLY, off(params)), bytes_engine.generate(NEARLY, params)
+        assert fingerprints([result]) == fingerprints([expected])
+        assert result.finish_reason is FinishReason.LENGTH
+        assert len(result.token_ids) == limit
+
+
+def test_what_a_grammar_forces_comes_in_one_pass(bytes_engine):
+    bytes_engine._controller.lengths = always(64)
+    params = SamplingParams(max_tokens=300, grammar=Grammar("json_schema", json.dumps(SCHEMAS[1])), speculate="forced")
+    (result,) = bytes_engine.generate(NEARLY, params)
+    assert len(result.token_ids) == len(result.text) == 75
+    assert result.receipt.sources == {"model": 2, "forced": 73}  # the first one, and the one after 64 forced ones
+    assert result.receipt.rejected == {"forced": 0}
+    assert result.receipt.forward_passes == 3
