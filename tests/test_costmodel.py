@@ -38,7 +38,8 @@ def cost(**more: float) -> StepCost:
 def test_the_curve_goes_through_what_was_measured_and_then_by_rows():
     curve = cost().curve(64)
     assert [curve[r] for r in ROWS] == [1.0, 1.1, 1.2, 1.6, 3.2]
-    assert curve[3] == pytest.approx(1.15)
+    assert curve[3] == curve[4]  # products pad their rows
+    assert curve[9] == curve[12] == pytest.approx(2.4)
     assert curve[0] == 1.0
     assert curve[64] == pytest.approx(3.2 * 4)
     assert (np.diff(curve) >= 0).all()
@@ -84,6 +85,15 @@ def test_a_wrong_shape_is_unlearnt():
     assert errors[60] < 0.2
     assert errors[-1] < 0.01
     assert model.of(1, 0, 0) == pytest.approx(1.0, rel=0.01)
+
+
+@pytest.mark.parametrize(("rows", "point"), [(2, 1), (3, 2), (4, 2), (5, 3), (7, 3), (14, 4)])
+def test_a_step_corrects_the_point_that_its_cost_came_from(rows, point):
+    model = cost()
+    before = list(model.seconds)
+    model.observe(rows, 0, 0, 1.5 * model.of(rows, 0, 0))
+    assert [i for i in range(5) if model.seconds[i] != before[i]] == [point]
+    assert model.seconds[point] > before[point]
 
 
 def test_one_outlier_changes_little():

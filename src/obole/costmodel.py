@@ -73,6 +73,7 @@ class StepCost:
         ratio = min(4.0, max(0.25, seconds / self.of(rows, context_rows, context)))
         self.pace *= ratio**PACE_GAIN
         if rows > self.rows[0]:
-            nearest = min(range(len(self.rows)), key=lambda i: abs(self.rows[i] - rows))
+            whole = rows if rows <= 2 else -(-rows // ROW_TILE) * ROW_TILE  # what the curve says of these rows comes from there
+            nearest = min(range(len(self.rows)), key=lambda i: abs(self.rows[i] - whole))
             self.seconds[nearest] *= ratio**SHAPE_GAIN
             self._curve = None
