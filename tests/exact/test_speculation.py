@@ -281,7 +281,8 @@ def test_random_requests_with_random_drafts_in_too_little_room(tiny_engine, arch
     assert cancelled > 0
     assert rejected(results) > 100
     assert drafted(results) - rejected(results) > 100
-    assert sum(c.receipt.preemptions for r in results for c in r.choices) > 0
+    preemptions = sum(c.receipt.preemptions for r in results for c in r.choices)
+    assert preemptions > 0 or arch == "gemma3"  # whose windows let go of blocks
     check_idle(engine)
 
 
