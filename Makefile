@@ -21,6 +21,7 @@ help:
 	@echo "make demo             answer a prompt with the default model (PROMPT='...' to ask something else)"
 	@echo "make test             the whole test suite"
 	@echo "make lint             ruff and mypy"
+	@echo "make drill            a server among many clients, for minutes (CONNECTIONS=256 REQUESTS=2000 MODEL=smollm2-135m)"
 	@echo "make sanitize         the kernel tests with address and undefined-behaviour sanitizers"
 	@echo "make bench-scheduler  time of planning and settling a step for 256 sequences"
 	@echo "make clean            remove .venv, build products and caches"
@@ -52,6 +53,15 @@ sanitize: $(DEVELOPED)
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
 	  ASAN_OPTIONS=detect_leaks=0:alloc_dealloc_mismatch=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
 	  PYTHONPATH=$(SANITIZED)/site $(BIN)/python -m pytest tests/kernels tests/speculate/test_suffix.py -p no:cacheprovider
+
+# The test of the server among many clients, with more of them, and a real model.
+CONNECTIONS ?= 256
+REQUESTS ?= 2000
+MODEL ?= smollm2-135m
+.PHONY: drill
+drill: $(DEVELOPED)
+	@OBOLE_SOAK_CONNECTIONS="$(CONNECTIONS)" OBOLE_SOAK_REQUESTS="$(REQUESTS)" OBOLE_SOAK_MODEL="$(MODEL)" \
+	  $(BIN)/python -m pytest tests/server/test_soak.py -s
 
 .PHONY: bench-scheduler
 bench-scheduler: $(INSTALLED)
