@@ -10,6 +10,7 @@ ratios of medians, and on how many tasks drafts changed the answer, on either si
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import socket
 import statistics
@@ -83,6 +84,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--llama-server", type=Path, required=True)
     parser.add_argument("--limit", type=int, default=8)
+    parser.add_argument("--output-tokens", type=int, default=1 << 20, help="at most, of each answer")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path)
@@ -97,7 +99,10 @@ def main() -> None:
         peer(options.llama_server, options.model, options.threads, "--spec-type", "ngram-mod") as drafted,
     ):
         tasks = edits(counter(engine), engine.max_context)
-        tasks = tasks[:: max(1, len(tasks) // options.limit)][: options.limit]
+        tasks = [
+            dataclasses.replace(task, max_tokens=min(task.max_tokens, options.output_tokens))
+            for task in tasks[:: max(1, len(tasks) // options.limit)][: options.limit]
+        ]
         for round_ in range(options.rounds):
             for i, task in track(list(enumerate(tasks)), f"round {round_ + 1}"):
                 reads.append(bandwidth.measure())

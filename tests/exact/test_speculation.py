@@ -232,6 +232,36 @@ def test_a_step_with_few_rows(tiny_engine, chunk):
     check_idle(engine)
 
 
+def test_a_draft_does_not_keep_a_prompt_waiting(tiny_engine):
+    """A draft takes rows that nobody else wants."""
+    engine = tiny_engine("llama", max_batch_tokens=16, prefix_cache=False)
+    inject(engine, wrong(random.Random(8)), 64)
+    first = engine.stream(random_prompt(random.Random(9), 8, VOCAB), SamplingParams(max_tokens=200, ignore_eos=True))
+    for _ in range(3):
+        next(first)
+    second = engine.stream(random_prompt(random.Random(10), 60, VOCAB), SamplingParams(max_tokens=1))
+    for _ in range(6):  # 15 rows a step are free beside the first sequence
+        next(first)
+    second_delta = next(second)
+    assert second_delta.token_ids
+    assert second.result.receipt.forward_passes <= 5
+    first.close()
+
+
+def test_a_draft_does_not_cost_another_sequence_its_place(tiny_engine):
+    """A draft takes blocks that nobody else wants, and gives back what it did not need: nobody is preempted because of it."""
+    engine = tiny_engine("llama", blocks=7, max_batch_tokens=64, prefix_cache=False)
+    prompts = [random_prompt(random.Random(s), 20, VOCAB) for s in range(2)]
+    params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (50, 20)]  # five blocks, three of them beside three
+    calm = engine.generate(prompts, [off(p) for p in params])
+    assert sum(r.receipt.preemptions for r in calm) == 0
+    inject(engine, wrong(random.Random(11)), 64)
+    results = engine.generate(prompts, params)
+    assert fingerprints(results) == fingerprints(calm)
+    assert drafted(results) > 100
+    assert sum(r.receipt.preemptions for r in results) == 0
+
+
 @pytest.mark.parametrize(("arch", "blocks"), [("llama", 12), ("gemma3", 40)])
 def test_random_requests_with_random_drafts_in_too_little_room(tiny_engine, arch, blocks):
     """Answers known and unknown to the drafters, of any length, beside prompts being scored; some are given up."""

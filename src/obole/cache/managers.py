@@ -251,6 +251,14 @@ class KVCacheManager:
                 table[j] = -1
                 j -= 1
 
+    def trim(self, seq: Sequence) -> None:
+        """Let go of the blocks behind those of the tokens that there are: they were for a draft that was turned down."""
+        kept = _blocks(len(seq.tokens))
+        for table in seq.tables:
+            for block in table[kept:]:
+                self.ledger.release(block)
+            del table[kept:]
+
     def release(self, seq: Sequence) -> None:
         """Let go of all blocks, the last ones of all groups first: a prefix is of use only while every group has it."""
         tables = seq.tables

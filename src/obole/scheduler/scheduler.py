@@ -127,6 +127,7 @@ class Scheduler:
         self._plan_chunks(plan, behind)
         if self._waiting:
             self._admit(plan, now)
+        self._plan_drafts(plan)
         if not plan.sequences:
             if self._order:
                 raise RuntimeError(f"No step can be planned for {len(self._order)} sequences: the scheduler is stuck.")
@@ -152,10 +153,13 @@ class Scheduler:
             samples.append(length < seq.max_len)
         plan.total_rows = len(sequences)
         plan.rows = [1] * plan.total_rows
-        for i, seq in enumerate(sequences):
+        return behind
+
+    def _plan_drafts(self, plan: StepPlan) -> None:
+        """Last of all, when everybody has what a step without drafts would give."""
+        for i, seq in enumerate(plan.sequences):
             if seq.draft is not None:
                 self._plan_draft(plan, i, seq.draft)
-        return behind
 
     def _plan_draft(self, plan: StepPlan, i: int, draft: Draft) -> None:
         """Add rows for as much of a draft as the budget, the longest answer and the free blocks leave room for."""
@@ -318,6 +322,8 @@ class Scheduler:
             seq.num_computed = computed
             if computed // BLOCK_SIZE != start // BLOCK_SIZE:
                 self.cache.commit(seq)
+            if computed < start + rows:
+                self.cache.trim(seq)
             if reason is not None:
                 self._finish(seq, reason, now)
             if tokens or reason is not None:
