@@ -108,7 +108,7 @@ def requests(engine: Engine, count: int, seed: int) -> list[tuple[list[int], Sam
     rng = random.Random(seed)
     chosen = []
     for i in range(count):
-        prompt = random_prompt(rng, rng.randint(1, 60), engine._vocab_size)
+        prompt = random_prompt(rng, rng.randint(1, 60), engine.vocab_size)
         params = random_params(rng, rng.randint(1, 24))
         if i % 4 == 0:
             params = SamplingParams(max_tokens=12, temperature=1.0, seed=i, n=2, logprobs=2)

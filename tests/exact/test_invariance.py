@@ -29,7 +29,7 @@ def alone(engine, prompts, params):
 def test_alone_equals_batched_with_fifteen_others(tiny_engine, arch, kernels):
     engine = tiny_engine(arch, kernels=kernels, prefix_cache=False)
     count = 16 if kernels == "native" else 6
-    prompts, params = requests(1, count, engine._vocab_size, longest=90 if kernels == "native" else 30)
+    prompts, params = requests(1, count, engine.vocab_size, longest=90 if kernels == "native" else 30)
     assert fingerprints(engine.generate(prompts, params)) == fingerprints(alone(engine, prompts, params))
     check_idle(engine)
 
@@ -39,7 +39,7 @@ def test_alone_equals_batched_with_fifteen_others(tiny_engine, arch, kernels):
 def test_whole_equals_chunked(tiny_engine, arch, chunk):
     whole = tiny_engine(arch, prefix_cache=False)
     chunked = tiny_engine(arch, prefix_cache=False, max_batch_tokens=chunk)
-    prompts, params = requests(2, 8, whole._vocab_size, longest=150)
+    prompts, params = requests(2, 8, whole.vocab_size, longest=150)
     expected = fingerprints(alone(whole, prompts, params))
     assert fingerprints(alone(chunked, prompts, params)) == expected
     assert fingerprints(chunked.generate(prompts, params)) == expected
@@ -52,12 +52,12 @@ def test_cold_equals_cached_at_every_split(tiny_engine, arch):
     engine = tiny_engine(arch)
     cold = tiny_engine(arch, prefix_cache=False)
     rng = random.Random(3)
-    prompt = random_prompt(rng, 100, engine._vocab_size)
+    prompt = random_prompt(rng, 100, engine.vocab_size)
     params = SamplingParams(max_tokens=6, temperature=1.0, seed=5, logprobs=5, ignore_eos=True)
     (expected,) = cold.generate(prompt, params)
     for k in range(len(prompt) + 1):
         tenant = f"split {k}"  # a cache of its own
-        engine.generate([*prompt[:k], *random_prompt(rng, 5, engine._vocab_size)], SamplingParams(max_tokens=1), tenant=tenant)
+        engine.generate([*prompt[:k], *random_prompt(rng, 5, engine.vocab_size)], SamplingParams(max_tokens=1), tenant=tenant)
         (result,) = engine.generate(prompt, params, tenant=tenant)
         assert result.receipt.cached_tokens == min(k // 16 * 16, len(prompt) - 1), k
         assert fingerprints([result]) == fingerprints([expected]), k
@@ -68,7 +68,7 @@ def test_cold_equals_cached_at_every_split(tiny_engine, arch):
 @pytest.mark.parametrize("length", [16, 31, 32, 33, 48, 96])
 def test_a_prompt_wholly_in_the_cache(tiny_engine, arch, length):
     engine = tiny_engine(arch)
-    prompt = random_prompt(random.Random(4), length, engine._vocab_size)
+    prompt = random_prompt(random.Random(4), length, engine.vocab_size)
     params = SamplingParams(max_tokens=20, seed=1, temperature=0.8, logprobs=5, ignore_eos=True)
     first, second, third = (engine.generate(prompt, params)[0] for _ in range(3))
     assert first.receipt.cached_tokens == 0
@@ -81,21 +81,21 @@ def test_a_conversation_continues_from_the_cache(tiny_engine, arch):
     """Each turn appends the model's own answer; the cached run equals the cold one at every turn."""
     warm, cold = tiny_engine(arch), tiny_engine(arch, prefix_cache=False)
     rng = random.Random(6)
-    history = random_prompt(rng, 20, warm._vocab_size)
+    history = random_prompt(rng, 20, warm.vocab_size)
     for turn in range(4):
         params = SamplingParams(max_tokens=25, temperature=1.0, seed=turn, logprobs=5, ignore_eos=True)
         (a,), (b,) = warm.generate(history, params), cold.generate(history, params)
         assert fingerprints([a]) == fingerprints([b])
         if turn:
             assert a.receipt.cached_tokens >= (len(history) - 11 - 16) // 16 * 16
-        history = [*history, *a.token_ids, *random_prompt(rng, 11, warm._vocab_size)]
+        history = [*history, *a.token_ids, *random_prompt(rng, 11, warm.vocab_size)]
     check_idle(warm)
 
 
 @pytest.mark.parametrize("arch", ["llama", "gemma3"])
 def test_preempted_equals_undisturbed(tiny_engine, arch):
     roomy = tiny_engine(arch, prefix_cache=False)
-    prompts, params = requests(7, 8, roomy._vocab_size, longest=20, max_tokens=110)
+    prompts, params = requests(7, 8, roomy.vocab_size, longest=20, max_tokens=110)
     params = [dataclasses.replace(p, ignore_eos=True) for p in params]
     expected = fingerprints(alone(roomy, prompts, params))
     tight = tiny_engine(arch, blocks=18 if arch == "llama" else 60, max_batch_tokens=16)
@@ -111,7 +111,7 @@ def test_choices_equal_their_own_seeds(tiny_engine, arch):
     from obole.engine.sampler import choice_seed
 
     engine = tiny_engine(arch)
-    prompt = random_prompt(random.Random(8), 37, engine._vocab_size)
+    prompt = random_prompt(random.Random(8), 37, engine.vocab_size)
     common = dict(max_tokens=30, temperature=1.0, logprobs=5, ignore_eos=True)
     (many,) = engine.generate(prompt, SamplingParams(n=6, seed=9, **common))
     cold = tiny_engine(arch, prefix_cache=False)
@@ -128,7 +128,7 @@ def test_choices_equal_their_own_seeds(tiny_engine, arch):
 def test_the_number_of_threads_does_not_matter(tiny_engine, threads):
     engine = tiny_engine("qwen3", threads=threads, prefix_cache=False)
     baseline = tiny_engine("qwen3", threads=1, prefix_cache=False)
-    prompts, params = requests(10, 6, engine._vocab_size)
+    prompts, params = requests(10, 6, engine.vocab_size)
     assert fingerprints(engine.generate(prompts, params)) == fingerprints(alone(baseline, prompts, params))
 
 
@@ -136,11 +136,11 @@ def test_a_seeded_request_does_not_depend_on_unseeded_neighbours(tiny_engine):
     """B15: alone, with 1, 7 and 31 neighbours that have no seed, and again after a cache hit."""
     engine = tiny_engine("llama")
     rng = random.Random(11)
-    prompt = random_prompt(rng, 30, engine._vocab_size)
+    prompt = random_prompt(rng, 30, engine.vocab_size)
     params = SamplingParams(max_tokens=32, temperature=0.8, seed=42, ignore_eos=True)
     (expected,) = engine.generate(prompt, params)
     for neighbours in (1, 7, 31):
-        others = [random_prompt(rng, 20, engine._vocab_size) for _ in range(neighbours)]
+        others = [random_prompt(rng, 20, engine.vocab_size) for _ in range(neighbours)]
         loose = SamplingParams(max_tokens=20, temperature=1.0)
         result = engine.generate([prompt, *others], [params, *[loose] * neighbours])[0]
         assert result.token_ids == expected.token_ids
@@ -148,7 +148,7 @@ def test_a_seeded_request_does_not_depend_on_unseeded_neighbours(tiny_engine):
 
 def test_streaming_equals_not_streaming(tiny_engine):
     engine = tiny_engine("gemma3")
-    prompt = random_prompt(random.Random(12), 40, engine._vocab_size)
+    prompt = random_prompt(random.Random(12), 40, engine.vocab_size)
     params = SamplingParams(max_tokens=40, temperature=1.0, seed=3, n=3, ignore_eos=True)
     (whole,) = engine.generate(prompt, params)
     deltas = list(engine.stream(prompt, params))

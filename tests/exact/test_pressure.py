@@ -16,10 +16,10 @@ def test_a_hundred_random_requests(tiny_engine, arch, blocks):
     rng = random.Random(20)
     calm = tiny_engine(arch, prefix_cache=False)
     engine = tiny_engine(arch, blocks=blocks, max_batch_tokens=24, max_sequences=12)
-    shared = [random_prompt(rng, 40, engine._vocab_size) for _ in range(3)]
+    shared = [random_prompt(rng, 40, engine.vocab_size) for _ in range(3)]
     waiting = []
     for _ in range(100):
-        prompt = random_prompt(rng, rng.randint(1, 60), engine._vocab_size)
+        prompt = random_prompt(rng, rng.randint(1, 60), engine.vocab_size)
         if rng.random() < 0.5:
             prompt = rng.choice(shared)[: rng.randint(1, 40)] + prompt[:20]
         params = random_params(rng, rng.randint(1, 100))
@@ -63,7 +63,7 @@ def test_pass_phrases_do_not_leak_between_requests(tiny_engine):
     """B32: many prompts in flight; every answer equals its solo run, in the order of the requests, call after call."""
     engine = tiny_engine("qwen2")
     rng = random.Random(21)
-    prompts = [random_prompt(rng, rng.randint(3, 120), engine._vocab_size) for _ in range(32)]
+    prompts = [random_prompt(rng, rng.randint(3, 120), engine.vocab_size) for _ in range(32)]
     params = SamplingParams(max_tokens=10, ignore_eos=True)
     solo = [engine.generate(p, params)[0].token_ids for p in prompts]
     for _ in range(3):
@@ -79,7 +79,7 @@ def test_pass_phrases_do_not_leak_between_requests(tiny_engine):
 def test_two_requests_that_need_more_than_half_of_the_pool_each(tiny_engine):
     """B26: neither may wait for what the other holds."""
     engine = tiny_engine("llama", blocks=10)
-    prompts = [random_prompt(random.Random(s), 60, engine._vocab_size) for s in (1, 2)]
+    prompts = [random_prompt(random.Random(s), 60, engine.vocab_size) for s in (1, 2)]
     results = engine.generate(prompts, SamplingParams(max_tokens=36, ignore_eos=True))
     assert [len(r.token_ids) for r in results] == [36, 36]
     check_idle(engine)

@@ -52,7 +52,7 @@ def failing(function, call, after, error):
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
 def test_interrupted_anywhere(tiny_engine, monkeypatch, owner, name, after, error):
     engine = tiny_engine("llama", blocks=40)
-    prompt = random_prompt(random.Random(1), 32, engine._vocab_size)
+    prompt = random_prompt(random.Random(1), 32, engine.vocab_size)
     (expected,) = tiny_engine("llama", prefix_cache=False).generate(prompt, PARAMS)
     engine.generate(prompt, SamplingParams(max_tokens=1))  # the prompt is wholly cached: its last block will be copied
     function = getattr(owner, name)
@@ -73,7 +73,7 @@ def test_interrupted_anywhere(tiny_engine, monkeypatch, owner, name, after, erro
 
 def test_a_stream_collected_in_the_middle_of_a_plan(tiny_engine, monkeypatch):
     engine = tiny_engine("llama")
-    prompt = random_prompt(random.Random(2), 20, engine._vocab_size)
+    prompt = random_prompt(random.Random(2), 20, engine.vocab_size)
     doomed = [engine.stream(prompt, PARAMS)]
     other = engine.stream(prompt[:10], PARAMS)
     chunks = Scheduler._plan_chunks
@@ -91,7 +91,7 @@ def test_a_stream_collected_in_the_middle_of_a_plan(tiny_engine, monkeypatch):
 @pytest.mark.parametrize(("first", "second", "hit"), [("a", "a", True), ("a", "b", False), ("", "a", False), ("a", "", False)])
 def test_tenants_do_not_share_a_cache(tiny_engine, first, second, hit):  # B22
     engine = tiny_engine("gemma3")
-    prompt = random_prompt(random.Random(3), 50, engine._vocab_size)
+    prompt = random_prompt(random.Random(3), 50, engine.vocab_size)
     params = SamplingParams(max_tokens=4, logprobs=2)
     (a,) = engine.generate(prompt, params, tenant=first)
     (b,) = engine.generate(prompt, params, tenant=second)
@@ -101,5 +101,5 @@ def test_tenants_do_not_share_a_cache(tiny_engine, first, second, hit):  # B22
 
 def test_scoring_fills_the_whole_pool(tiny_engine):
     engine = tiny_engine("llama", blocks=8)
-    ids = random_prompt(random.Random(4), engine.max_scored, engine._vocab_size)
+    ids = random_prompt(random.Random(4), engine.max_scored, engine.vocab_size)
     assert len(engine.score(ids)[0].logprobs) == engine.max_scored == 128

@@ -37,7 +37,7 @@ def scheduling(engine: Engine) -> SchedulerConfig:
 
 
 def vocab_size(engine: Engine) -> int:
-    return engine._vocab_size
+    return engine.vocab_size
 
 
 def model(engine: Engine) -> Model:

@@ -189,7 +189,7 @@ class AsyncEngine:
     def _ids(self, prompt: Prompt, tools: Tools | None) -> tuple[int, ...]:
         self._refuse()
         engine = self.engine
-        return prompt_ids(prompt, engine.tokenizer, engine._template, engine._vocab_size, tools=tools)
+        return prompt_ids(prompt, engine.tokenizer, engine._template, engine.vocab_size, tools=tools)
 
     def _prepare(self, prompt: Prompt, params: SamplingParams, tenant: str, tools: Tools | None) -> _Live:
         return self.engine._prepare(self._ids(prompt, tools), params, tenant)

@@ -23,6 +23,7 @@ from obole.models.loading import Progress
 from obole.scheduler.receipt import receipt
 from obole.text.detokenizer import Detokenizer
 from obole.text.grammar import CompiledGrammar
+from obole.text.tool_formats import ToolFormat, detect_format
 from obole.types import Event, FinishReason, Grammar, Request, SamplingParams, Sequence
 
 
@@ -61,7 +62,7 @@ class Engine:
         self._scheduler = parts.scheduler
         self._runner = parts.runner
         self._controller = parts.controller
-        self._vocab_size = parts.vocab_size
+        self.vocab_size = parts.vocab_size
         self._eos_ids = parts.eos_ids
         self._grammars = parts.grammars
         self._live: dict[str, _Live] = {}
@@ -83,6 +84,11 @@ class Engine:
     @property
     def has_chat_template(self) -> bool:
         return self._template is not None
+
+    @property
+    def tool_format(self) -> ToolFormat | None:
+        """How the model writes its tool calls; None where its chat template has none that is known."""
+        return None if self._template is None else detect_format(self._template.source(with_tools=True))
 
     def generate(
         self,
@@ -156,7 +162,7 @@ class Engine:
         self.close()
 
     def _ids(self, prompt: Prompt) -> tuple[int, ...]:
-        return prompt_ids(prompt, self.tokenizer, self._template, self._vocab_size)
+        return prompt_ids(prompt, self.tokenizer, self._template, self.vocab_size)
 
     def _submit(self, ids: tuple[int, ...], params: SamplingParams, tenant: str) -> _Live:
         live = self._prepare(ids, params, tenant)
@@ -169,7 +175,7 @@ class Engine:
             raise InvalidRequest("tenant", f"tenant must be text, not {type(tenant).__name__}.")
         if not isinstance(params, SamplingParams):
             raise InvalidRequest("params", f"params must be SamplingParams, not {type(params).__name__}.")
-        check_params(params, self._vocab_size, self.tokenizer is not None)
+        check_params(params, self.vocab_size, self.tokenizer is not None)
         if params.speculate == "draft" and self._controller.draft_model is None:
             raise InvalidRequest("speculate", "speculate is draft, but this engine has no model that drafts: open it with one.")
         now = self._clock()
@@ -181,7 +187,7 @@ class Engine:
             seed=choice_seed(seed, 0),
             eos_ids=self._eos_ids,
             tenant=tenant,
-            prediction_ids=prediction_ids(params, self.tokenizer, self._vocab_size),
+            prediction_ids=prediction_ids(params, self.tokenizer, self.vocab_size),
             arrival=now,
         )
         limit = self._scheduler.max_length

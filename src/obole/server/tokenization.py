@@ -71,7 +71,7 @@ async def detokenize(call: Call) -> Response:
     request = await call.body(DetokenizeRequest)
     call.server.check_model(request.model)
     tokenizer = _tokenizer(call)
-    most = call.server.engine.engine._vocab_size
+    most = call.server.engine.engine.vocab_size
     for token in request.tokens:
         if not 0 <= token < most:
             raise refused("tokens", f"tokens has {token}, which is not a token id from 0 to {most - 1}.")

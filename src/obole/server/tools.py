@@ -12,7 +12,7 @@ from obole.server.errors import refused
 from obole.server.tool_text import in_text
 from obole.text.grammar_schema import strict_schema
 from obole.text.tool_calls import ToolCallParser
-from obole.text.tool_formats import HERMES, ToolFormat, detect_format, shown_tokens
+from obole.text.tool_formats import HERMES, ToolFormat, shown_tokens
 from obole.text.tool_grammar import tool_grammar
 from obole.types import Grammar
 
@@ -57,7 +57,7 @@ def plan_tools(
         return None
     if choice == "none":
         return None
-    format = native_format(engine) or HERMES
+    format = engine.tool_format or HERMES
     tokenizer = engine.tokenizer
     if tokenizer is None:
         raise refused("tools", "This model has no tokenizer: leave tools out.")
@@ -87,17 +87,11 @@ def _or_answer(calls: str, answer: Grammar) -> str:
     return calls.replace("\nstart: ", "\ncalls: ", 1) + f"start: calls | answer\nanswer: %json {schema}\n"
 
 
-def native_format(engine: Engine) -> ToolFormat | None:
-    """The notation in which the model was trained to call tools; None if its chat template has none that is known here."""
-    template = engine._template
-    return None if template is None else detect_format(template._source(True))
-
-
 def chat_prompt(
     engine: Engine, messages: Sequence[Mapping[str, Any]], plan: ToolPlan | None
 ) -> tuple[list[Mapping[str, Any]], list[dict[str, Any]] | None]:
     """Messages and tools as the model's chat template takes them: without tools of its own it is told them in the text."""
     tools = [] if plan is None else list(plan.tools)
-    if native_format(engine) is None:
+    if engine.tool_format is None:
         return in_text(messages, tools), None
     return list(messages), tools or None

@@ -95,7 +95,7 @@ class ChatTemplate:
         checked = checked_messages(messages)
         if tools is not None and (not isinstance(tools, list | tuple) or not all(isinstance(t, Mapping) for t in tools)):
             raise InvalidRequest("tools", "tools must be a list of objects.")
-        source = self._source(bool(tools))
+        source = self.source(with_tools=bool(tools))
         shield = Shield()
         general, own = self._hazards[source]
         arguments: dict[str, Any] = plain_data(kwargs, "chat template arguments")
@@ -123,7 +123,8 @@ class ChatTemplate:
                     "change the roles and names in them.",
                 )
 
-    def _source(self, with_tools: bool) -> str:
+    def source(self, *, with_tools: bool) -> str:
+        """The template's own text: the one for tools where there is one and they are given."""
         if not self._sources:
             raise InvalidRequest(
                 "messages", "This model has no chat template, it only continues text: give it a plain prompt (--raw)."
