@@ -99,12 +99,13 @@ def _kinds(i: int) -> list[Asked]:
     ]
 
 
+LONG = json.dumps({"messages": user("word " * 40_000)}).encode()  # as long as is read before it is refused
 BAD: Sequence[tuple[int, str, str, bytes]] = (  # status, method, path, body
     (400, "POST", CHAT, b'{"messages": [{"role": "user", "content": "hi"}],}'),
     (400, "POST", CHAT, b'{"messages": [{"role": "user", "content": "\xff"}]}'),
     (400, "POST", CHAT, json.dumps({"messages": user(), "max_tokens": 10**9}).encode()),
     (400, "POST", CHAT, json.dumps({"messages": user(), "no_such_field": 1}).encode()),
-    (400, "POST", CHAT, json.dumps({"messages": user("word " * 40_000)}).encode()),
+    (400, "POST", CHAT, LONG),
     (400, "POST", CHAT, json.dumps({"messages": user(), "response_format": {"type": "regex", "regex": "("}}).encode()),
     (400, "POST", TEXT, json.dumps({"prompt": ["fine", 5]}).encode()),
     (400, "POST", TEXT, json.dumps({"prompt": "x", "temperature": -1, "stream": True}).encode()),
@@ -214,6 +215,16 @@ async def answers(client: Client, good: Sequence[Asked]) -> list[Any]:
     found = [asked.told(await line.ask(asked.request(client))) for asked in good]
     line.close()
     return found
+
+
+async def at_their_largest(client: Client) -> None:
+    """Many prompts at once that are too long, so that what reading them takes is not taken for a leak later."""
+    lines = [Line(client) for _ in range(16)]
+    for _ in range(2):
+        replies = await asyncio.gather(*(line.ask(client.request("POST", CHAT, LONG)) for line in lines))
+        assert {reply.status for reply in replies} == {400}
+    for line in lines:
+        line.close()
 
 
 async def watch(client: Client, look: Callable[[], None], waits: list[float], tally: Tally) -> None:

@@ -17,7 +17,7 @@ from fakes.talking import write_talking
 from obole.bench.client import Client
 from obole.bench.processes import free_address, obole_command, serving
 
-from .soaking import Crowd, answers, good_requests, watch
+from .soaking import Crowd, answers, at_their_largest, good_requests, watch
 
 CONNECTIONS = int(os.environ.get("OBOLE_SOAK_CONNECTIONS", "64"))
 REQUESTS = int(os.environ.get("OBOLE_SOAK_REQUESTS", "600"))
@@ -68,6 +68,7 @@ def test_a_crowd_leaves_nothing_behind(tmp_path):
         async def soak() -> Crowd:
             client = Client(address)
             expected = await answers(client, good)
+            await at_their_largest(client)
             assert await idle(client)
             crowd = Crowd(client, good, expected, CONNECTIONS, seed=REQUESTS)
             watching = asyncio.create_task(watch(client, lambda: None, waits, crowd.tally))
