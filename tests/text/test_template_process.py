@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from obole.errors import ModelError
-from obole.text import template_process
+from obole.text import line_process, template_process
 from obole.text.template_process import TemplateProcess
 
+UNDER_TEST = {line_process.__file__, template_process.__file__}
 SLOW = "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}{{ text }}"
 
 
@@ -25,17 +26,18 @@ def render(process: TemplateProcess, text: str) -> str:
 
 
 class Interrupt:
-    """A tracer that raises KeyboardInterrupt at the nth line that runs in the module under test; counts them from 0."""
+    """A tracer that raises KeyboardInterrupt at the nth line that runs in the modules under test; counts them from 0."""
 
     def __init__(self, at: int) -> None:
         self.at = at
         self.seen = 0
 
     def __call__(self, frame: FrameType, event: str, _argument: Any) -> Any:
-        if frame.f_code.co_filename != template_process.__file__ or frame.f_code.co_name in ("_end", "_stop", "<genexpr>"):
+        file = frame.f_code.co_filename
+        if file not in UNDER_TEST or frame.f_code.co_name in ("_end", "_stop", "<genexpr>"):
             return None
         # a tracer is called at both ends of `with` and at `try:`, where the interpreter takes no signals
-        line = linecache.getline(template_process.__file__, frame.f_lineno).strip()
+        line = linecache.getline(file, frame.f_lineno).strip()
         if event == "line" and not line.startswith(("with ", "try:")):
             self.seen += 1
             if self.seen > self.at:
@@ -99,7 +101,7 @@ def test_an_interrupted_start_leaves_no_process(monkeypatch: pytest.MonkeyPatch)
 
     process = TemplateProcess()
     with monkeypatch.context() as patch:
-        patch.setattr(template_process, "_ask", refuse)
+        patch.setattr(line_process, "_ask", refuse)
         with pytest.raises(KeyboardInterrupt):
             render(process, "SECRET")
     assert [p.poll() is not None for p in started] == [True]

@@ -53,7 +53,13 @@ class GrammarCompiler:
         self._words: LLTokenizer | None = None
         self._kept: OrderedDict[bytes, CompiledGrammar] = OrderedDict()
         names = special_names(tokenizer, end_ids, vocab_size)
-        self._trial = LineProcess("obole.text.grammar_worker", {"vocab_size": vocab_size, "names": names}, _SECONDS)
+        self._trial = LineProcess(
+            "obole.text.grammar_worker",
+            "grammars",
+            seconds=_SECONDS,
+            patience=3 * _SECONDS,  # on the clock, of a machine that has other things to do
+            hello={"vocab_size": vocab_size, "names": names},
+        )
 
     def compile(self, kind: str, text: str) -> CompiledGrammar:
         """A grammar of a kind in `KINDS` (the text of a "json_object" is empty).
@@ -75,8 +81,10 @@ class GrammarCompiler:
         grammar = _source(kind, text)
         try:
             trial = self._trial.ask({"grammar": grammar})
-        except ProcessEndedError as error:
-            raise InvalidRequest(_FIELD, f"The grammar cannot be compiled: {error}; make it simpler.") from None
+        except ProcessEndedError as ended:
+            slow = f"it took more than {_SECONDS:g} seconds"
+            problem = slow if ended.slow else "it is nested too deeply or needed too much memory"
+            raise InvalidRequest(_FIELD, f"The grammar cannot be compiled: {problem}; make it simpler.") from None
         if "error" in trial:
             _refuse(trial["error"])
         made = CompiledGrammar(

@@ -21,32 +21,43 @@ _REPLY_BYTES = 1 << 16
 
 
 class ProcessEndedError(Exception):
-    """The process ended over a request; the message says how, as the second half of a sentence."""
+    """The process ended over a request, `slow`: because that took longer than it may."""
+
+    def __init__(self, slow: bool) -> None:
+        super().__init__("it took too long" if slow else "it ended its process")
+        self.slow = slow
 
 
 class LineProcess:
     """Runs `python -m module`, says `hello` once, then sends requests one at a time; a process that died is started again.
 
-    The module answers `hello` with one line when it is ready, and each request with one line that repeats its "number".
-    It bounds its own processor time, of which `seconds` may go into one request; at three times that on the clock, or when
-    an exchange is cut short (by Ctrl-C, say), it is ended from outside. Safe to use from several threads.
+    The module says one line when it is ready (having read `hello`, if there is one), and answers each request with one line
+    that repeats its "number". It bounds its own time, of which `seconds` may go into one request; after `patience` seconds
+    on the clock it is ended from outside. Safe to use from several threads.
+
+    A process whose exchange was cut short (by Ctrl-C, say) still owes a reply, which belongs to nobody else: it is ended.
+    Should one be asked again all the same, the number tells. `purpose`: for messages, "the process for ...".
     """
 
-    def __init__(self, module: str, hello: Mapping[str, Any], seconds: float) -> None:
+    def __init__(
+        self, module: str, purpose: str, *, seconds: float, patience: float, hello: Mapping[str, Any] | None = None
+    ) -> None:
         self._module = module
-        self._hello = hello
+        self._purpose = purpose
         self._seconds = seconds
+        self._patience = patience
+        self._hello = b"" if hello is None else json.dumps(hello).encode() + b"\n"
         self._lock = threading.Lock()
         self._number = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._finalizer: weakref.finalize[Any, Any] | None = None
 
-    def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The reply to a request. Raises `ProcessEndedError` if the process does not survive it, `ModelError` if there is
-        no starting it."""
+    def ask(self, request: Mapping[str, Any], reply_bytes: int = _REPLY_BYTES) -> dict[str, Any]:
+        """The reply to a request. Raises `ProcessEndedError` if the process does not survive it or says more than
+        `reply_bytes`, `ModelError` if there is no starting it."""
         with self._lock:
             try:
-                return self._exchange(request)
+                return self._exchange(request, reply_bytes)
             except BaseException:
                 self._stop()
                 raise
@@ -56,22 +67,22 @@ class LineProcess:
         with self._lock:
             self._stop()
 
-    def _exchange(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def _exchange(self, request: Mapping[str, Any], reply_bytes: int) -> dict[str, Any]:
         for _ in range(2):  # the process may have died since it was last used: that is not this request's doing
             fresh = self._process is None
             process = self._start() if self._process is None else self._process
             self._number += 1
             line = json.dumps({**request, "number": self._number, "seconds": self._seconds}).encode() + b"\n"
             began = time.monotonic()
-            answer = _ask(process, line, 3 * self._seconds)
+            answer = _ask(process, line, reply_bytes, self._patience)
             if answer is not None:
-                return _reply(answer, self._number)
+                return self._reply(answer)
             self._stop()
             if time.monotonic() - began >= 0.9 * self._seconds:
-                raise ProcessEndedError(f"it took more than {self._seconds:g} seconds")
+                raise ProcessEndedError(slow=True)
             if fresh:
                 break
-        raise ProcessEndedError("it is nested too deeply or needed too much memory")
+        raise ProcessEndedError(slow=False)
 
     def _start(self) -> subprocess.Popen[bytes]:
         # -P and an explicit path: nothing is imported from the working directory
@@ -87,9 +98,15 @@ class LineProcess:
         )
         self._process = process
         self._finalizer = weakref.finalize(self, _end, process)
-        if _ask(process, json.dumps(self._hello).encode() + b"\n", _START_SECONDS) is None:
-            raise ModelError(f"The process {self._module} did not start: check the installation and that memory is free.")
+        if _ask(process, self._hello, _REPLY_BYTES, _START_SECONDS) is None:
+            raise ModelError(f"The process for {self._purpose} did not start: check the installation and that memory is free.")
         return process
+
+    def _reply(self, answer: bytes) -> dict[str, Any]:
+        reply: dict[str, Any] = json.loads(answer)
+        if reply.get("number") != self._number:
+            raise ModelError(f"The process for {self._purpose} gave a reply to another request; it is ended: ask again.")
+        return reply
 
     def _stop(self) -> None:
         finalizer, self._process, self._finalizer = self._finalizer, None, None  # first: this may be interrupted, too
@@ -97,16 +114,8 @@ class LineProcess:
             finalizer()
 
 
-def _reply(answer: bytes, number: int) -> dict[str, Any]:
-    """The reply to request `number`. Raises `ModelError` if it is one to another."""
-    reply: dict[str, Any] = json.loads(answer)
-    if reply.get("number") != number:
-        raise ModelError("A helper process gave a reply to another request; it is ended: ask again.")
-    return reply
-
-
-def _ask(process: subprocess.Popen[bytes], line: bytes, seconds: float) -> bytes | None:
-    """Send a line and read one; None if the process ends, says too much, or is ended after `seconds`."""
+def _ask(process: subprocess.Popen[bytes], line: bytes, limit: int, seconds: float) -> bytes | None:
+    """Send a line and read one; None if the process ends, exceeds `limit` bytes, or is ended after `seconds`."""
     assert process.stdin is not None
     assert process.stdout is not None
     timer = threading.Timer(seconds, process.kill)
@@ -115,7 +124,7 @@ def _ask(process: subprocess.Popen[bytes], line: bytes, seconds: float) -> bytes
         timer.start()
         process.stdin.write(line)
         process.stdin.flush()
-        answer = process.stdout.readline(_REPLY_BYTES)
+        answer = process.stdout.readline(limit)
     except OSError:
         return None
     finally:
