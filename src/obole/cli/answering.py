@@ -22,10 +22,6 @@ if TYPE_CHECKING:
 Prompt = str | list[int] | list[dict[str, Any]]
 
 MOST_READ = 1 << 30  # bytes of a text: beyond, it is a device, or the wrong file
-# Bytes of the longest tokens in common vocabularies (runs of blanks). More than so many for each token of the context, and
-# some for a start, cannot fit; rendering and tokenising them would take long to find out.
-BYTES_PER_TOKEN = 128
-BYTES_AT_LEAST = 1 << 16
 
 
 @contextmanager
@@ -84,9 +80,11 @@ def interrupts(cancel: Callable[[], None]) -> Iterator[None]:
 
 def check_length(prompt: Prompt, max_context: int) -> None:
     """Refuse what cannot fit into the context, however its text becomes tokens. Raises `InvalidRequest`."""
+    from obole.engine.prompts import oversize
+
     texts = [prompt] if isinstance(prompt, str) else [m["content"] for m in prompt if isinstance(m, dict)]
-    count = sum(len(text.encode("utf-8", "replace")) for text in texts)
-    if count > BYTES_PER_TOKEN * max_context + BYTES_AT_LEAST:
+    count = oversize(texts, max_context)
+    if count is not None:
         holds = plural(max_context, "token")
         raise InvalidRequest(
             "prompt", f"The prompt has {size(count)}, far more than the context of {holds} can hold; shorten it."

@@ -115,9 +115,7 @@ def comparison(benchmark: str, tasks_for: Tasks) -> Callable[..., None]:
     @with_options()
     def command(
         model: Model = DEFAULT_MODEL,
-        limit: Annotated[
-            int | None, typer.Option("--limit", min=1, metavar="N", help="Only the first N requests.", show_default="all")
-        ] = None,
+        limit: Limit = None,
         sequences: Sequences = 1,
         output_tokens: OutputTokens = None,
         repeat: Repeat = 3,

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 from obole.errors import InvalidRequest
 from obole.text.templates import ChatTemplate
 from obole.text.tokenizer import Tokenizer
 from obole.types import SamplingParams
+
+# Bytes of the longest tokens in common vocabularies (runs of blanks). More than so many for each token of the context, and
+# some for a start, cannot fit; rendering and tokenising them would take long to find out.
+BYTES_PER_TOKEN = 128
+BYTES_AT_LEAST = 1 << 16
 
 Message: TypeAlias = Mapping[str, Any]
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
@@ -80,6 +85,12 @@ def prediction_ids(params: SamplingParams, tokenizer: Tokenizer | None, vocab_si
             raise InvalidRequest("prediction", "This model has no tokenizer: give the prediction as token ids.")
         return tuple(tokenizer.encode(prediction, special=False))
     return tuple(_checked_id("prediction", p, vocab_size) for p in prediction)
+
+
+def oversize(texts: Iterable[str], max_context: int) -> int | None:
+    """Bytes of texts that cannot fit into a context, however they become tokens, which would take long; else None."""
+    count = sum(len(text.encode("utf-8", "replace")) for text in texts)
+    return count if count > BYTES_PER_TOKEN * max_context + BYTES_AT_LEAST else None
 
 
 def _is_number(value: object) -> bool:

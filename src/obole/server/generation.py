@@ -9,17 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from obole.engine.async_stream import AsyncStream
-from obole.engine.prompts import Prompt
+from obole.engine.prompts import Prompt, oversize
 from obole.engine.results import Delta, Result, receipt_json
 from obole.server.endpoint import Call
 from obole.server.errors import DRAINING_SECONDS, ApiError, refused
 from obole.server.pace import held, singles
 from obole.types import FinishReason, SamplingParams
-
-# Bytes of the longest tokens in common vocabularies (runs of blanks). More than so many for each token of the context, and
-# some for a start, cannot fit; tokenising them would take long to find out.
-BYTES_PER_TOKEN = 128
-BYTES_AT_LEAST = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,8 +169,8 @@ def check_size(prompt: Prompt, max_context: int) -> None:
     """Refuse what cannot fit into the context, however its text becomes tokens. Raises `ApiError`."""
     messages = not isinstance(prompt, str) and any(isinstance(piece, dict) for piece in prompt)
     texts = [prompt] if isinstance(prompt, str) else list(_texts(prompt)) if messages else []
-    count = sum(len(text.encode("utf-8", "replace")) for text in texts)
-    if count > BYTES_PER_TOKEN * max_context + BYTES_AT_LEAST:
+    count = oversize(texts, max_context)
+    if count is not None:
         problem = f"The prompt has {count} bytes, far more than the context of {max_context} tokens can hold: shorten it."
         raise refused("messages" if messages else "prompt", problem)
 

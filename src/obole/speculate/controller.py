@@ -106,9 +106,10 @@ class Step:
                 answered.append(i)
         return answered
 
-    def room(self, i: int, most: int) -> int:
-        """Tokens that a draft of at most `most` may have for sequence i to be able to use them all."""
-        return min(most, self.seqs[i].max_len - 1 - len(self.seqs[i].tokens))
+
+def room_for(seq: Sequence, most: int) -> int:
+    """Tokens that a draft of at most `most` may have for a sequence to be able to use them all."""
+    return min(most, seq.max_len - 1 - len(seq.tokens))
 
 
 Lengths = Callable[[Step], list[int]]
@@ -163,7 +164,10 @@ class Controller:
         """Learn from a step before it is settled: what was chosen after each proposal, and how long the step took."""
         context = sum(plan.starts)
         context_rows = sum(start * rows for start, rows in zip(plan.starts, plan.rows, strict=True))
-        plain = self._plain_seconds(plan)
+        drafted = [(start, len(s.draft.tokens)) for s, start in zip(plan.sequences, plan.starts, strict=True) if s.draft]
+        plain = self.cost.of(  # the step without its drafts
+            plan.total_rows - sum(n for _, n in drafted), context_rows - sum(start * n for start, n in drafted), context
+        )
         if plan.total_rows <= self.cost.rows[-1]:
             self.cost.observe(plan.total_rows, context_rows, context, seconds)
         for seq, tokens in zip(plan.sequences, chosen, strict=True):
@@ -240,7 +244,7 @@ class Controller:
 
     def _propose(self, seq: Sequence, state: Speculation) -> None:
         """Ask every drafter and keep the proposal that promises most; what is certain needs no other."""
-        most = min(LONGEST_DRAFT, seq.max_len - 1 - len(seq.tokens))
+        most = room_for(seq, LONGEST_DRAFT)
         best, best_kind, promise = None, None, 0.0
         for drafter in state.drafters:
             proposal = drafter.propose(seq, most)
@@ -265,18 +269,11 @@ class Controller:
         proposal.tokens = tokens
         return bool(proposal.tokens) and proposal.length > 0
 
-    def _plain_seconds(self, plan: StepPlan) -> float:
-        rows = plan.total_rows
-        drafted = [(start, len(s.draft.tokens)) for s, start in zip(plan.sequences, plan.starts, strict=True) if s.draft]
-        context_rows = sum(start * n for start, n in zip(plan.starts, plan.rows, strict=True))
-        for start, n in drafted:
-            rows -= n
-            context_rows -= start * n
-        return self.cost.of(rows, context_rows, sum(plan.starts))
-
 
 def by_cost(step: Step) -> list[int]:
     """Lengths that promise the most tokens a second for the whole batch."""
+    if step.controller.draft_model is None and all(state.proposal is None for state in step.states):
+        return [0] * len(step.seqs)  # what rows cost need not be worked out
     cost, acceptance = step.controller.cost, step.controller.acceptance
     count, rows = len(step.seqs), step.rows
     contexts = sum(seq.num_computed for seq in step.seqs)
@@ -299,7 +296,7 @@ def always(most: int) -> Lengths:
 
     def lengths(step: Step) -> list[int]:
         asked = [i for i, state in enumerate(step.states) if state.proposal is None and state.model_allowed]
-        step.ask_model(asked, [step.room(i, min(most, LONGEST_MODEL_DRAFT)) for i in asked])
+        step.ask_model(asked, [room_for(step.seqs[i], min(most, LONGEST_MODEL_DRAFT)) for i in asked])
         return [0 if state.proposal is None else min(most, len(state.proposal.tokens)) for state in step.states]
 
     return lengths
@@ -316,7 +313,7 @@ def _ask_where_it_pays(step: Step, survival: list[list[float]], seconds: Floats,
     for i, state in enumerate(step.states):
         if not state.model_allowed:
             continue
-        curve = controller.acceptance.survival(MODEL_DRAFT, state.own, 1, step.room(i, LONGEST_MODEL_DRAFT))
+        curve = controller.acceptance.survival(MODEL_DRAFT, state.own, 1, room_for(step.seqs[i], LONGEST_MODEL_DRAFT))
         length, rate = best_alone(curve, step.decoding, seconds, per_row + model.seconds_per_token)
         if length and rate > best_alone(survival[i], step.decoding, seconds, per_row)[1]:
             asked.append(i)
