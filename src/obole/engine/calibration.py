@@ -11,7 +11,7 @@ from obole.costmodel import StepCost
 from obole.engine.batch import Arrays
 from obole.engine.steps import Steps
 
-ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
+ROWS = (1, 2, 4, 8, 16, 32, 64)  # between them the curve is straight
 ROWS_IN_CONTEXT = 8
 CONTEXT = 1024  # tokens before the rows for which the cost of context is measured
 BUDGET = 0.7  # seconds for the curve; what is too slow to be measured in that time is guessed from what was
@@ -37,7 +37,7 @@ def calibrate(steps: Steps, num_groups: int, max_tokens: int) -> StepCost:
         seconds.append(fastest(steps, num_groups, count, 0) if 3 * guess <= left or count <= 2 else guess)
     cost = StepCost(rows, seconds)
     context = min(CONTEXT, max_tokens - ROWS_IN_CONTEXT)
-    if context > 0 and max_tokens >= ROWS_IN_CONTEXT:
+    if context > 0:
         one = fastest(steps, num_groups, 1, context) - seconds[0]
         many = fastest(steps, num_groups, ROWS_IN_CONTEXT, context) - float(cost.curve(ROWS_IN_CONTEXT)[ROWS_IN_CONTEXT])
         cost.context_seconds = max(0.0, (many - one) / (ROWS_IN_CONTEXT - 1) / context)
