@@ -41,6 +41,14 @@ class Source(enum.StrEnum):
     DRAFT = "draft"  # a smaller model
 
 
+class Tier(enum.StrEnum):
+    """Where a cached block was found, fastest first."""
+
+    DEVICE = "device"  # the pool that the model computes in
+    RAM = "ram"
+    SSD = "ssd"
+
+
 SPECULATE = ("auto", "off", "lookup", "memory", "prediction", "forced", "draft")
 
 
