@@ -1,9 +1,9 @@
 """Decides what each step computes. No torch, no clock of its own.
 
 There are no phases: a sequence has tokens, and a count of those already computed; a step computes some of the rest, at most
-`max_batch_tokens` rows over all sequences. Sequences that lack a single token, the decoding ones, are served first, so that a
-long prompt never stalls them; the rest of the budget goes to the others, oldest first, and then to the queue. A draft is a few
-more tokens that are not computed yet; it takes rows and blocks that nobody else wants, and is shortened or dropped without.
+`max_batch_tokens` rows over all sequences. Sequences that lack a single token, the decoding ones, are served first; what the
+budget (`budget.py`) leaves goes to the others, oldest first, and then to the queue: a long prompt goes in pieces that make the
+decoding ones wait only `step_stretch` times longer. A draft is a few more tokens that are not computed yet; it takes rows and blocks that nobody else wants, and is shortened or dropped without.
 
 Order of arrival is the one priority. Without room in the KV pool the youngest running sequence goes back to the queue, where
 nobody overtakes it. So the oldest sequence is never interrupted, and since the pool could hold it alone (else it was
@@ -19,8 +19,10 @@ from typing import NamedTuple
 from obole.cache.ledger import LedgerError
 from obole.cache.managers import KVCacheManager
 from obole.config import BLOCK_SIZE, SchedulerConfig
+from obole.costmodel import StepCost
 from obole.errors import InvalidRequest
 from obole.scheduler.admission import longest_computable, refuse_impossible
+from obole.scheduler.budget import StepBudget, step_budget
 from obole.types import Draft, Event, FinishReason, Sequence, Source, Status, StepPlan, StepResult
 
 
@@ -35,15 +37,17 @@ class _Stuck(NamedTuple):
 class Scheduler:
     """`add` sequences, then `plan` a step, run it, and `settle` it, until nothing `has_work`.
 
-    `max_context`: most tokens of prompt and output together. All times are seconds on the caller's clock.
+    `max_context`: most tokens of prompt and output together. `cost`: what steps take; None: only rows are limited. All times are
+    seconds on the caller's clock.
     """
 
-    def __init__(self, config: SchedulerConfig, cache: KVCacheManager, max_context: int) -> None:
+    def __init__(self, config: SchedulerConfig, cache: KVCacheManager, max_context: int, cost: StepCost | None = None) -> None:
         if cache.chunk < config.max_batch_tokens:
             raise ValueError(f"The cache reckons with {cache.chunk} tokens in a step, but max_batch_tokens is larger.")
         self.config = config
         self.cache = cache
         self.max_context = max_context
+        self.cost = cost
         self.max_prompt = longest_computable(cache, max_context)
         """Most tokens of one sequence that an empty pool can compute, and so score."""
         self.max_length = min(max_context, self.max_prompt + 1)
@@ -112,9 +116,16 @@ class Scheduler:
 
     def other_rows(self) -> int:
         """Rows that prompts will about take in the next step, beside the decoding sequences."""
-        most = self.config.max_batch_tokens
-        rows = sum(len(s.tokens) - s.num_computed - 1 for s in self._running)
+        behind = [s for s in self._running if len(s.tokens) > s.num_computed + 1]
+        if not behind and not self._waiting:
+            return 0
+        budget = self._budget([s.num_computed for s in self._running if len(s.tokens) == s.num_computed + 1])
+        most = budget.room(behind[0].num_computed if behind else 0)
+        rows = sum(len(s.tokens) - s.num_computed for s in behind)
         return min(most, rows + sum(len(s.tokens) for s in self._waiting[:8]) if rows < most else rows)
+
+    def _budget(self, starts: list[int]) -> StepBudget:
+        return step_budget(self.config, len(starts), sum(starts), self.cost)
 
     # -- plan -------------------------------------------------------------------------------------------------------------
 
@@ -124,9 +135,10 @@ class Scheduler:
             raise RuntimeError("The step under way must be settled before the next one is planned.")
         plan = self._under_way = StepPlan([], [], [], [], [])
         behind = self._plan_decoding(plan)
-        self._plan_chunks(plan, behind)
-        if self._waiting:
-            self._admit(plan, now)
+        if behind or self._waiting:
+            budget = self._budget(plan.starts)
+            if self._plan_chunks(plan, behind, budget):
+                self._admit(plan, now, budget)
         self._plan_drafts(plan)
         if not plan.sequences:
             if self._order:
@@ -176,15 +188,21 @@ class Scheduler:
         plan.rows[i] += most
         plan.total_rows += most
 
-    def _plan_chunks(self, plan: StepPlan, behind: list[Sequence]) -> None:
+    def _plan_chunks(self, plan: StepPlan, behind: list[Sequence], budget: StepBudget) -> bool:
+        """Parts of the prompts that are under way. False if there was no room for all of them, and so is none for others."""
         for seq in behind:
-            budget = self.config.max_batch_tokens - plan.total_rows
-            if budget <= 0 or seq.status is not Status.RUNNING:
+            start = seq.num_computed
+            room = budget.room(start)
+            if room <= 0:
+                return False
+            if seq.status is not Status.RUNNING:
                 break
-            rows = min(budget, len(seq.tokens) - seq.num_computed)
-            if not self._make_room(seq, seq.num_computed + rows, plan):
+            rows = min(room, len(seq.tokens) - start)
+            if not self._make_room(seq, start + rows, plan):
                 break
             _append(plan, seq, rows)
+            budget.take(rows, start)
+        return True
 
     def _make_room(self, seq: Sequence, upto: int, plan: StepPlan) -> bool:
         """Blocks for the tokens before `upto`, at the cost of younger sequences. False if `seq` itself had to go."""
@@ -211,19 +229,19 @@ class Scheduler:
 
     # -- admission --------------------------------------------------------------------------------------------------------
 
-    def _admit(self, plan: StepPlan, now: float) -> None:
-        if self._still_stuck():
+    def _admit(self, plan: StepPlan, now: float, budget: StepBudget) -> None:
+        if not self._waiting or self._still_stuck():
             return
         waiting, config = self._waiting, self.config
         reserve = sum(self._wants_soon(seq) for seq in self._running)
         i = 0
-        # Every running sequence has a row in a plan with rows to spare, so no more run than a step has rows.
-        while i < len(waiting) and plan.total_rows < config.max_batch_tokens and len(self._running) < config.max_sequences:
+        most = min(config.max_sequences, config.max_batch_tokens)  # each of those running wants a row some day
+        while i < len(waiting) and budget.room(0) > 0 and len(self._running) < most:
             seq = waiting[i]
             parent = seq.parent
             if parent is not None and parent.status is Status.RUNNING and parent.num_computed < parent.prompt_len:
                 i += 1  # waits for a prompt that is being computed, which is no reason for others to wait
-            elif self._enter(seq, plan, now, reserve):
+            elif self._enter(seq, plan, now, reserve, budget):
                 del waiting[i]
                 reserve += self._wants_soon(seq)
             else:
@@ -236,7 +254,7 @@ class Scheduler:
             return False
         return 0 < len(self._running) >= stuck.running and self.cache.available <= stuck.available
 
-    def _enter(self, seq: Sequence, plan: StepPlan, now: float, reserve: int) -> bool:
+    def _enter(self, seq: Sequence, plan: StepPlan, now: float, reserve: int, budget: StepBudget) -> bool:
         """Give a waiting sequence a place if all of its tokens fit beside the `reserve` that the running ones want soon."""
         cache = self.cache
         parent = seq.parent
@@ -244,7 +262,7 @@ class Scheduler:
         if not forked:
             cache.attach(seq, cache.match(seq))
         hit = seq.num_computed
-        upto = min(len(seq.tokens), hit + self.config.max_batch_tokens - plan.total_rows)
+        upto = min(len(seq.tokens), hit + max(1, budget.room(hit)))
         fits = not self._running or cache.missing(seq, len(seq.tokens)) + reserve <= cache.available
         # Copies the last block at once if others hold it, so that the sequence owns what it will write.
         copies = cache.allocate(seq, upto) if fits else None
@@ -263,6 +281,7 @@ class Scheduler:
             tally.cached = hit
         tally.recomputed += max(0, self._lost.pop(seq, 0) - hit)
         _append(plan, seq, upto - hit)
+        budget.take(upto - hit, hit)
         return True
 
     def _wants_soon(self, seq: Sequence) -> int:
