@@ -3,7 +3,8 @@
 There are no phases: a sequence has tokens, and a count of those already computed; a step computes some of the rest, at most
 `max_batch_tokens` rows over all sequences. Sequences that lack a single token, the decoding ones, are served first; what the
 budget (`budget.py`) leaves goes to the others, oldest first, and then to the queue: a long prompt goes in pieces that make the
-decoding ones wait only `step_stretch` times longer. A draft is a few more tokens that are not computed yet; it takes rows and blocks that nobody else wants, and is shortened or dropped without.
+decoding ones wait only `step_stretch` times longer. A draft is a few more tokens that are not computed yet; it takes rows and
+blocks that nobody else wants, and is shortened or dropped without.
 
 Order of arrival is the one priority. Without room in the KV pool the youngest running sequence goes back to the queue, where
 nobody overtakes it. So the oldest sequence is never interrupted, and since the pool could hold it alone (else it was
@@ -37,7 +38,7 @@ class _Stuck(NamedTuple):
 class Scheduler:
     """`add` sequences, then `plan` a step, run it, and `settle` it, until nothing `has_work`.
 
-    `max_context`: most tokens of prompt and output together. `cost`: what steps take; None: only rows are limited. All times are
+    `max_context`: most tokens of prompt and output together. `cost`: what steps take; None: only rows are limited. Times are
     seconds on the caller's clock.
     """
 
@@ -117,12 +118,19 @@ class Scheduler:
     def other_rows(self) -> int:
         """Rows that prompts will about take in the next step, beside the decoding sequences."""
         behind = [s for s in self._running if len(s.tokens) > s.num_computed + 1]
-        if not behind and not self._waiting:
+        places = self._most_running - len(self._running)
+        entering = self._waiting[: min(places, 8)] if places > 0 and self._waiting and not self._still_stuck() else []
+        if not behind and not entering:
             return 0
         budget = self._budget([s.num_computed for s in self._running if len(s.tokens) == s.num_computed + 1])
         most = budget.room(behind[0].num_computed if behind else 0)
         rows = sum(len(s.tokens) - s.num_computed for s in behind)
-        return min(most, rows + sum(len(s.tokens) for s in self._waiting[:8]) if rows < most else rows)
+        return min(most, rows + sum(len(s.tokens) for s in entering) if rows < most else rows)
+
+    @property
+    def _most_running(self) -> int:
+        """Each of those running wants a row some day."""
+        return min(self.config.max_sequences, self.config.max_batch_tokens)
 
     def _budget(self, starts: list[int]) -> StepBudget:
         return step_budget(self.config, len(starts), sum(starts), self.cost)
@@ -232,11 +240,10 @@ class Scheduler:
     def _admit(self, plan: StepPlan, now: float, budget: StepBudget) -> None:
         if not self._waiting or self._still_stuck():
             return
-        waiting, config = self._waiting, self.config
+        waiting = self._waiting
         reserve = sum(self._wants_soon(seq) for seq in self._running)
         i = 0
-        most = min(config.max_sequences, config.max_batch_tokens)  # each of those running wants a row some day
-        while i < len(waiting) and budget.room(0) > 0 and len(self._running) < most:
+        while i < len(waiting) and budget.room(0) > 0 and len(self._running) < self._most_running:
             seq = waiting[i]
             parent = seq.parent
             if parent is not None and parent.status is Status.RUNNING and parent.num_computed < parent.prompt_len:
