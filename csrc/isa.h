@@ -11,14 +11,15 @@
 
 namespace obole {
 
-// 32 quantised inputs of one row. `nsum` is minus the sum of the codes, `nhalf` minus the sums of its halves.
+// 32 quantised inputs of one row. `nsum` is minus the sum of the codes, `nhalf` minus the sums of its halves, `nweight` is
+// `nsum` times the scale.
 struct Group {
     int8_t code[kGroup];
-    float scale;
+    float scale, nweight;
     int32_t nsum;
     int32_t nhalf[2];
 };
-static_assert(sizeof(Group) == 48);
+static_assert(sizeof(Group) == 52);
 
 // One matrix of a product, packed. The stream of column block b starts at data + b * block_bytes.
 struct Part {

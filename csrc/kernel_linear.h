@@ -2,7 +2,7 @@
 // rows. For each row and column, over groups g of 32 inputs in order (halves of 16 for Q6_K, one after the other):
 //
 //   acc = fma(float(sum(code * a) - zero * sum(a)), scale_w * scale_a, acc)      integer sums are exact
-//   acc = fma(float(sum(a)), min_w * scale_a, acc)                               where there is a minimum
+//   acc = fma(float(sum(a)) * scale_a, min_w, acc)                               where there is a minimum
 //
 // and for unquantised weights acc = fma(w[k], x[k], acc) over k in order. A bias is added last.
 #pragma once
@@ -38,6 +38,7 @@ void quantize(const float* x, int64_t inputs, Group* out) {
         out->nhalf[0] = -V::ihsum(ca);
         out->nhalf[1] = -V::ihsum(cb);
         out->nsum = out->nhalf[0] + out->nhalf[1];
+        out->nweight = static_cast<float>(out->nsum) * out->scale;
     }
 }
 
@@ -107,29 +108,68 @@ inline __attribute__((always_inline)) typename V::I start(int32_t nsum) {
     return V::template shl<Q.zero_shift < 0 ? 0 : Q.zero_shift>(V::iset1(nsum));
 }
 
-// One tile for one row.
+constexpr int parts_of(Format q) { return q.halves ? 2 : 1; }
+
+// Sums of code * a of a tile for one row, less the zero point's share, in one part or two.
 template <class V, Format Q>
-inline __attribute__((always_inline)) typename V::F accumulate(typename V::F acc, const typename V::I (&code)[8],
-                                                               const Scales<V, Q>& w, const Group& a) {
-    const auto scale = V::set1(a.scale);
-    if constexpr (Q.halves) {
-#pragma GCC unroll 2
-        for (int half = 0; half < 2; ++half) {
-            auto sum = start<V, Q>(a.nhalf[half]);
-#pragma GCC unroll 4
-            for (int q = 4 * half; q < 4 * half + 4; ++q) sum = V::template dot<(Q.bits < 8)>(sum, code[q], a.code + 4 * q);
-            acc = V::fma(V::cvt(sum), V::mul(w.s[half], scale), acc);
-        }
-        return acc;
-    }
-    auto sum = start<V, Q>(a.nsum);
+inline __attribute__((always_inline)) void row_sums(const typename V::I (&code)[8], const Group& a,
+                                                    typename V::I (&sum)[parts_of(Q)]) {
+    constexpr int quads = 8 / parts_of(Q);
+    for (int part = 0; part < parts_of(Q); ++part) {
+        sum[part] = start<V, Q>(Q.halves ? a.nhalf[part] : a.nsum);
 #pragma GCC unroll 8
-    for (int q = 0; q < 8; ++q) sum = V::template dot<(Q.bits < 8)>(sum, code[q], a.code + 4 * q);
-    acc = V::fma(V::cvt(sum), V::mul(w.s[0], scale), acc);
+        for (int q = quads * part; q < quads * (part + 1); ++q) sum[part] = V::dot(sum[part], code[q], a.code + 4 * q);
+    }
+}
+
+// The same for R rows where there is no instruction for a whole dot product, but one that adds two products to 16 bits. The sums
+// of several quads fit into these, so that they are widened but once.
+template <class V, Format Q, int R>
+inline __attribute__((always_inline)) void paired_sums(const typename V::I (&code)[8], const Group* a, int64_t stride,
+                                                       typename V::I (&sum)[R][parts_of(Q)]) {
+    constexpr int quads = 8 / parts_of(Q), together = Q.bits == 4 ? 8 : Q.bits == 5 ? 4 : Q.bits == 6 ? 2 : 1;
+    static_assert(Q.bits == 8 || together * 2 * ((1 << Q.bits) - 1) * 127 <= 32767);
+#pragma GCC unroll 8
+    for (int first = 0; first < 8; first += together) {
+        typename V::I pair[R];
+#pragma GCC unroll 8
+        for (int q = first; q < first + together; ++q) {
+            if constexpr (Q.bits == 8) {  // less the zero point at once: then two products fit
+                static_assert(Q.zero_shift == 7);
+                const auto signed_code = V::less_128(code[q]);
+                const auto magnitude = V::abs8(signed_code);
+#pragma GCC unroll 4
+                for (int r = 0; r < R; ++r) pair[r] = V::signed_pairs(signed_code, magnitude, a[r * stride].code + 4 * q);
+            } else {
+#pragma GCC unroll 4
+                for (int r = 0; r < R; ++r) {
+                    const auto p = V::pairs(code[q], a[r * stride].code + 4 * q);
+                    pair[r] = q == first ? p : V::iadd16(pair[r], p);
+                }
+            }
+        }
+        const int part = first / quads;
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) sum[r][part] = first % quads ? V::add_pairs(sum[r][part], pair[r]) : V::widened(pair[r]);
+    }
+    if constexpr (Q.bits < 8 && Q.zero_shift >= 0) {
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r)
+            for (int part = 0; part < parts_of(Q); ++part)
+                sum[r][part] = V::iadd(sum[r][part], start<V, Q>(Q.halves ? a[r * stride].nhalf[part] : a[r * stride].nsum));
+    }
+}
+
+// The sums of a tile, weighed, on top of those of the tiles before it.
+template <class V, Format Q>
+inline __attribute__((always_inline)) typename V::F weigh(typename V::F acc, const typename V::I (&sum)[parts_of(Q)],
+                                                          const Scales<V, Q>& w, const Group& a) {
+    const auto scale = V::set1(a.scale);
+    for (int part = 0; part < parts_of(Q); ++part) acc = V::fma(V::cvt(sum[part]), V::mul(w.s[part], scale), acc);
     if constexpr (Q.has_min) {
-        // K kinds subtract their minimum; `nsum` is minus the sum of the inputs. Both signs are exact.
-        const auto nsum = V::cvt(V::iset1(a.nsum)), m = V::mul(w.m, scale);
-        acc = Q.is_k ? V::fma(nsum, m, acc) : V::fnma(nsum, m, acc);
+        // K kinds subtract their minimum; `nweight` is minus the sum of the inputs. Both signs are exact.
+        const auto n = V::set1(a.nweight);
+        acc = Q.is_k ? V::fma(n, w.m, acc) : V::fnma(n, w.m, acc);
     }
     return acc;
 }
@@ -156,8 +196,28 @@ inline void product_rows(const uint8_t* w, int64_t groups, const Group* acts, in
                     for (int b = 0; b < Q.tile_bytes(); b += 64) V::prefetch(w + ahead + b);
             }
             w += Q.tile_bytes();
+            if constexpr (V::paired) {
+                // Sums of four rows fit the registers; the codes wait in the first-level cache for the next four.
+                constexpr int some = R < 4 ? R : 4;
+                const auto add = [&](int first) {
+                    typename V::I sum[some][parts_of(Q)];
+                    const Group* a = acts + first * groups + t;
+                    paired_sums<V, Q, some>(code, a, groups, sum);
+#pragma GCC unroll 4
+                    for (int r = 0; r < some; ++r) acc[first + r] = weigh<V, Q>(acc[first + r], sum[r], s, a[r * groups]);
+                };
+                if constexpr (R == some) add(0);
+                else
+#pragma GCC unroll 1
+                    for (int first = 0; first < R; first += some) add(first);
+            } else {
 #pragma GCC unroll 16
-            for (int r = 0; r < R; ++r) acc[r] = accumulate<V, Q>(acc[r], code, s, acts[r * groups + t]);
+                for (int r = 0; r < R; ++r) {
+                    typename V::I sum[parts_of(Q)];
+                    row_sums<V, Q>(code, acts[r * groups + t], sum);
+                    acc[r] = weigh<V, Q>(acc[r], sum, s, acts[r * groups + t]);
+                }
+            }
         }
     }
 }
@@ -229,13 +289,14 @@ void block_rows(const Operands& o, int64_t block, int64_t row, int64_t rows, boo
 // two passes: so quantised rows are padded by up to three (`acts` holds that many more), whose sums are not stored.
 template <class V, Kind K, int C>
 void blocks_all_rows(const Operands& o, int64_t block, int64_t rows) {
-    constexpr int64_t pad = is_float(K) || V::rows < 16 ? 0 : 3;
+    constexpr int most = !is_float(K) ? V::rows : V::float_sums / C < 8 ? V::float_sums / C : 8;
+    constexpr int64_t pad = is_float(K) ? 0 : V::rows < 8 ? 1 : 3;
     int64_t r = 0;
-    if constexpr (V::rows >= 16 && !is_float(K))
+    if constexpr (most >= 16)
         for (; r + 16 - pad <= rows; r += 16) block_rows<V, K, 16, C>(o, block, r, rows, r + 32 - pad > rows);
-    if constexpr (V::rows >= 8 * C)
+    if constexpr (most >= 8)
         for (; r + 8 - pad <= rows; r += 8) block_rows<V, K, 8, C>(o, block, r, rows, r < 8 && rows < 16 - pad);
-    if constexpr (V::rows >= 4 * C)
+    if constexpr (most >= 4)
         for (; r + (pad ? 3 : 4) <= rows; r += 4) block_rows<V, K, 4, C>(o, block, r, rows, r < 4 && rows < 8 - pad);
     for (; r + 2 <= rows; r += 2) block_rows<V, K, 2, C>(o, block, r, rows, false);
     for (; r < rows; ++r) block_rows<V, K, 1, C>(o, block, r, rows, false);
@@ -244,7 +305,7 @@ void blocks_all_rows(const Operands& o, int64_t block, int64_t rows) {
 template <class V, Kind K>
 void product_kind(const Operands& o, int64_t first, int64_t last, int64_t rows) {
     int64_t block = first;
-    if constexpr (is_float(K) && V::rows >= 8) {  // few rows: as many column blocks side by side as registers allow
+    if constexpr (is_float(K) && V::float_sums >= 8) {  // few rows: as many column blocks side by side as registers allow
         if (rows < 4)
             for (; block + 4 <= last; block += 4) blocks_all_rows<V, K, 4>(o, block, rows);
         else if (rows < 8)

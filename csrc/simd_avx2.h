@@ -16,7 +16,9 @@ struct Avx2 {
     struct I {
         __m256i lo, hi;
     };
-    static constexpr int rows = 2;
+    static constexpr int rows = 16;  // of a pass over quantised weights, at most
+    static constexpr int float_sums = 4;  // of a register tile of the product of unquantised weights
+    static constexpr bool paired = true;
     static constexpr const char* name = "avx2";
 
     static F zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
@@ -137,12 +139,34 @@ struct Avx2 {
         _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
                          _mm_unpacklo_epi64(_mm256_castsi256_si128(y), _mm256_extracti128_si256(y, 1)));
     }
-    template <bool small>
-    static I dot(I acc, I codes, const int8_t* quad) {
-        int32_t x;
-        std::memcpy(&x, quad, 4);
-        const __m256i a = _mm256_set1_epi32(x);
-        return {dot8<small>(acc.lo, codes.lo, a), dot8<small>(acc.hi, codes.hi, a)};
+    static I pairs(I codes, const int8_t* quad) {
+        const __m256i a = four(quad);
+        return {_mm256_maddubs_epi16(codes.lo, a), _mm256_maddubs_epi16(codes.hi, a)};
+    }
+    static I less_128(I codes) {
+        const __m256i top = _mm256_set1_epi8(-128);
+        return {_mm256_xor_si256(codes.lo, top), _mm256_xor_si256(codes.hi, top)};
+    }
+    static I abs8(I x) { return {_mm256_abs_epi8(x.lo), _mm256_abs_epi8(x.hi)}; }
+    static I signed_pairs(I codes, I magnitudes, const int8_t* quad) {
+        const __m256i a = four(quad);
+        return {_mm256_maddubs_epi16(magnitudes.lo, _mm256_sign_epi8(a, codes.lo)),
+                _mm256_maddubs_epi16(magnitudes.hi, _mm256_sign_epi8(a, codes.hi))};
+    }
+    // The compiler must not compute all that is to be added first: there are too few registers to keep it in.
+    static I iadd16(I a, I b) {
+        a = {_mm256_add_epi16(a.lo, b.lo), _mm256_add_epi16(a.hi, b.hi)};
+        asm volatile("" : "+x"(a.lo), "+x"(a.hi));
+        return a;
+    }
+    static I widened(I pairs) {
+        const __m256i ones = _mm256_set1_epi16(1);
+        return {_mm256_madd_epi16(pairs.lo, ones), _mm256_madd_epi16(pairs.hi, ones)};
+    }
+    static I add_pairs(I sum, I pairs) {
+        sum = iadd(sum, widened(pairs));
+        asm volatile("" : "+x"(sum.lo), "+x"(sum.hi));
+        return sum;
     }
     static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
@@ -160,17 +184,10 @@ private:
     static __m256 widen(__m128i x) {
         return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
     }
-    template <bool small>
-    static __m256i dot8(__m256i acc, __m256i codes, __m256i a) {
-        // vpmaddubsw saturates at 16 bits, which two products of 8-bit codes can reach and smaller ones cannot
-        if constexpr (small) {
-            const __m256i pairs = _mm256_maddubs_epi16(codes, a);
-            return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-        }
-        const __m256i low = _mm256_set1_epi16(0xff);
-        const __m256i even = _mm256_madd_epi16(_mm256_and_si256(codes, low), _mm256_srai_epi16(_mm256_slli_epi16(a, 8), 8));
-        const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(codes, 8), _mm256_srai_epi16(a, 8));
-        return _mm256_add_epi32(acc, _mm256_add_epi32(even, odd));
+    static __m256i four(const int8_t* quad) {
+        int32_t x;
+        std::memcpy(&x, quad, 4);
+        return _mm256_set1_epi32(x);
     }
 };
 

@@ -12,7 +12,9 @@ namespace {
 struct Avx512 {
     using F = __m512;
     using I = __m512i;
-    static constexpr int rows = 16;  // of a register tile of the product: 16 sums + 8 codes of 32 registers
+    static constexpr int rows = 16;  // of a pass over quantised weights, at most
+    static constexpr int float_sums = 16;  // of a register tile of the product of unquantised weights
+    static constexpr bool paired = false;
     static constexpr const char* name = "avx512vnni";
 
     static __mmask16 lanes(int64_t n) { return static_cast<__mmask16>((1u << n) - 1); }
@@ -86,7 +88,6 @@ struct Avx512 {
     static void store_i8(int8_t* p, I x) {
         _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x));
     }
-    template <bool small>
     static I dot(I acc, I codes, const int8_t* quad) {
         int32_t x;
         std::memcpy(&x, quad, 4);

@@ -8,7 +8,7 @@
 //   keep                    lanes [from, to), others replaced
 //   scale2(y, t)            y * 2^n for t = n + 1.5 * 2^23, n from -126 to 127
 //   round                   to the nearest integer, ties to even; |x| < 2^22
-//   dot                     per lane: acc + sum of 4 unsigned codes times the same 4 signed bytes; small: codes < 64
+//   dot                     per lane: acc + sum of 4 unsigned codes times the same 4 signed bytes
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,9 @@ namespace {
 struct Portable {
     typedef float F __attribute__((vector_size(64), aligned(64)));
     typedef int32_t I __attribute__((vector_size(64), aligned(64)));
-    static constexpr int rows = 4;
+    static constexpr int rows = 4;  // of a pass over quantised weights, at most
+    static constexpr int float_sums = 4;  // of a register tile of the product of unquantised weights
+    static constexpr bool paired = false;
     static constexpr const char* name = "portable";
 
     static F zero() { return F{}; }
@@ -136,7 +138,6 @@ struct Portable {
     static void store_i8(int8_t* p, I x) {
         for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(x[i]);
     }
-    template <bool small>
     static I dot(I acc, I codes, const int8_t* quad) {
         for (int i = 0; i < 4; ++i) acc += (shr_by(codes, 8 * i) & 0xff) * static_cast<int32_t>(quad[i]);
         return acc;

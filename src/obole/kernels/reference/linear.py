@@ -5,7 +5,7 @@ to even. A group whose amax is below 2^-100 counts as zeros; one with a NaN or a
 For each row and column, over the groups in order (with scales per 16 inputs: over their halves in order):
 
     acc = fma(float(sum(code * a) - zero * sum(a)), scale_w * scale_a, acc)
-    acc = fma(float(sum(a)), minimum_w * scale_a, acc)                          where there is a minimum
+    acc = fma(float(sum(a)) * scale_a, minimum_w, acc)                          where there is a minimum
 
 Unquantised weights: acc = fma(w[k], x[k], acc) in float32, over the inputs in order. A bias is added last.
 """
@@ -65,7 +65,7 @@ def product(x: torch.Tensor, w: Codes) -> torch.Tensor:
             total = a[:, half] @ b[:, half].T - w.zero * a[:, half].sum(dim=1, keepdim=True)
             acc = fma(total, scale[:, g, half] * scales[:, g, None], acc)
         if minimum is not None:
-            acc = fma(a.sum(dim=(1, 2))[:, None], minimum[:, g] * scales[:, g, None], acc)
+            acc = fma((a.sum(dim=(1, 2)).float() * scales[:, g])[:, None], minimum[:, g], acc)
     return acc
 
 
