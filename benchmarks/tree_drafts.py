@@ -21,7 +21,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from obole.bench import inside, speculation, workloads
+from obole.bench import speculation, workloads
 from obole.costmodel import StepCost
 from obole.engine.engine import Engine
 from obole.speculate.acceptance import Acceptance, Counts, Kind, kind_of
@@ -172,7 +172,7 @@ def main() -> None:
     asked = parser.parse_args()
     with Engine(asked.model, max_context=8192) as engine:
         known = list(answers(engine, asked.specbench, asked.limit, asked.tokens))
-        measured = inside.step_cost(engine)
+        measured = engine.step_cost
     console, document = Console(), {}
     for name, seconds in (
         ("as measured here", [s / measured.seconds[0] for s in measured.seconds]),

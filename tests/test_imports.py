@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "obole"
 
-GROUND = ("types", "config", "costmodel", "errors")
+GROUND = ("types", "config", "costmodel", "errors", "prices")
 FLOORS = (
     GROUND,
     ("kernels",),

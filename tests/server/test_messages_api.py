@@ -376,6 +376,7 @@ def api(plain) -> anthropic.Anthropic:
 
 def test_the_client_reads_messages_and_streams(api):
     whole = api.messages.create(model="puppet", max_tokens=100, messages=HI)
+    assert whole._request_id  # what users name when they report a problem
     assert (whole.content[0].text, whole.stop_reason) == (SAID, "end_turn")
     with api.messages.stream(model="puppet", max_tokens=100, messages=HI, stop_sequences=[", "]) as events:
         pieces = "".join(events.text_stream)

@@ -5,7 +5,7 @@ Format: https://html.spec.whatwg.org/multipage/server-sent-events.html#event-str
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -23,7 +23,7 @@ class Answer:
 
     `arrivals`: of events that brought something of the answer, be it one token or several. `prompt_tokens`, `cached_tokens`
     (of the prompt, found in the server's cache) and `output_tokens` are what the server says. `problem`: why the answer does
-    not count; empty if it does.
+    not count; empty if it does. `receipts`: from a server that gives them.
     """
 
     sent: float
@@ -33,6 +33,7 @@ class Answer:
     cached_tokens: int = 0
     output_tokens: int = 0
     problem: str = ""
+    receipts: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def first_token_seconds(self) -> float:
@@ -66,6 +67,7 @@ def read_answer(reply: Reply) -> Answer:
     arrivals: list[float] = []
     usage: dict[str, Any] | None = None
     whole = False
+    receipts: tuple[Mapping[str, Any], ...] = ()
     for at, data in events(reply.pieces):
         if data == DONE:
             whole = True
@@ -77,6 +79,7 @@ def read_answer(reply: Reply) -> Answer:
             if _says_something(chunk):
                 arrivals.append(at)
             usage = chunk.get("usage") or usage
+            receipts = tuple((chunk.get("obole") or {}).get("receipts") or receipts)
         except (msgspec.DecodeError, AttributeError, TypeError):
             return Answer(reply.sent, reply.ended, problem=f"no chunk of a chat completion: {_short(data)}")
     if not whole:
@@ -87,7 +90,7 @@ def read_answer(reply: Reply) -> Answer:
         return Answer(reply.sent, reply.ended, problem="the answer is empty")
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     counts = (int(usage.get("prompt_tokens") or 0), int(cached), int(usage.get("completion_tokens") or 0))
-    return Answer(reply.sent, reply.ended, tuple(arrivals), *counts)
+    return Answer(reply.sent, reply.ended, tuple(arrivals), *counts, receipts=receipts)
 
 
 def told(body: bytes) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from obole import __version__
 from obole.bench.machine import Machine
 from obole.bench.samples import Samples
+from obole.costmodel import StepCost
 from obole.engine.results import EngineInfo
 
 
@@ -36,7 +37,19 @@ def circumstances(benchmark: str, machine: Machine) -> dict[str, Any]:
 
 
 def model_facts(info: EngineInfo) -> dict[str, Any]:
-    return {"model": info.model, "digest": info.weights_digest, "weight_bytes": info.weight_bytes, "kv_dtype": info.kv_dtype}
+    return {
+        "model": info.model,
+        "digest": info.weights_digest,
+        "weight_bytes": info.weight_bytes,
+        "parameters": info.parameters,
+        "kv_dtype": info.kv_dtype,
+    }
+
+
+def step_cost(cost: StepCost) -> dict[str, Any]:
+    """What steps cost, in seconds: of so many rows, and what a token of context adds for each row and for each sequence."""
+    names = ("rows", "seconds", "context_seconds", "read_seconds")
+    return {name: list(value) if isinstance(value := getattr(cost, name), list) else value for name in names}
 
 
 def to_json(row: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from obole.bench.drive import check_repeat
 from obole.bench.load import Lengths, Load, Messages, Run, conversations, find_lengths, run, warm_up
 from obole.bench.samples import Report, Samples, silent
 from obole.engine.engine import Engine
+from obole.prices import added, tokens_by_kind
 from obole.types import SamplingParams
 
 
@@ -32,7 +34,7 @@ class ServeRow:
     `output_tokens_per_second`: of all requests together, from the first to the end of the last. First token: from when the
     request was sent to the first event that brings something. Between tokens: from one such event to the next of the same
     answer; `tokens_per_event` come together. `client_cores`: processors that this process took. `errors`: requests that
-    failed, by reason; no other number counts them.
+    failed, by reason; no other number counts them. `totals`: of all rounds, by receipts: see `totals_of`.
     """
 
     concurrency: int
@@ -51,6 +53,7 @@ class ServeRow:
     between_tokens_p99_milliseconds: Samples
     tokens_per_event: Samples
     client_cores: Samples
+    totals: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +167,33 @@ def summary(load: Load, runs: Sequence[Run]) -> ServeRow:
         between_tokens_p99_milliseconds=_percentiles(between, 99),
         tokens_per_event=Samples.of(_mean(a.output_tokens / len(a.arrivals) for a in answers) for answers in good),
         client_cores=Samples.of(one.client_seconds / s for one, s in zip(runs, seconds, strict=True)),
+        totals=totals_of(all_good),
     )
+
+
+def totals_of(answers: Iterable[Answer]) -> dict[str, Any]:
+    """What the receipts of all answers say together, for prices; empty where a server gives none.
+
+    `tokens`: by kind of price. `passes`: that chose tokens one sequence decoded, the first ones of answers aside; `rejected`:
+    tokens drafted in vain; `decode_seconds`: of all answers, so that divided by the time it is how many decoded at once.
+    """
+    found = [(i, receipt) for answer in answers for i, receipt in enumerate(answer.receipts)]
+    if not found:
+        return {}
+    kinds = added(tokens_by_kind(_Receipt(receipt), prompt=i == 0) for i, receipt in found)  # type: ignore[arg-type]
+    return {
+        "tokens": kinds,
+        "passes": sum(max(0, receipt["sources"].get("model", 0) - 1) for _, receipt in found),
+        "rejected": sum(sum(receipt["rejected"].values()) for _, receipt in found),
+        "decode_seconds": sum(receipt["decode_seconds"] for _, receipt in found),
+    }
+
+
+class _Receipt:
+    """A receipt as it comes over the wire."""
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        self.__dict__.update(document)
 
 
 def disturbance(load: Load, runs: Sequence[Run]) -> LongRow:

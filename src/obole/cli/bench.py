@@ -82,10 +82,11 @@ def facts_of(engine: Engine, benchmark: str) -> dict[str, Any]:
 
 def document_of(engine: Engine, benchmark: str, repeat: int, rows: Iterable[Any], **more: Any) -> dict[str, Any]:
     """What --json prints: the machine, the model, further results by name, and a row for each measurement."""
-    from obole.bench.report import to_json
+    from obole.bench.report import step_cost, to_json
 
+    facts = {**facts_of(engine, benchmark), "step_cost": step_cost(engine.step_cost)}
     results = {name: to_json(value) for name, value in more.items()}
-    return {**facts_of(engine, benchmark), "repeat": repeat, **results, "rows": [to_json(row) for row in rows]}
+    return {**facts, "repeat": repeat, **results, "rows": [to_json(row) for row in rows]}
 
 
 @bench.command("latency")

@@ -19,6 +19,8 @@ from obole.cli.options import DEFAULT_MODEL, MODEL_HELP, Revision, WrongUsage, o
 from obole.cli.terminal import progress_bar
 from obole.cli.top import KEY
 from obole.config import engine_config
+from obole.economics.energy import meter
+from obole.economics.runs import cost_facts
 from obole.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -100,6 +102,21 @@ def check_target(target: str, load: Load, offline: bool, revision: str | None, s
         raise WrongUsage("extra", "--extra cannot be compared with --offline: leave out one of them.")
     if offline and load.long_prompt_every:
         raise WrongUsage("long_prompt_every", "--long-prompt-every cannot be compared with --offline: leave out one of them.")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether the energy of this machine is that of the server."""
+    return host in ("127.0.0.1", "::1", "localhost")
+
+
+def model_costs(url: str, key: str) -> dict[str, Any]:
+    """What a server of this project tells of its model and its steps; nothing of another server."""
+    from obole.cli.top import Remote, Unreachable
+
+    try:
+        return cost_facts(Remote(url, key).all_samples())
+    except Unreachable:
+        return {}
 
 
 @guarded
@@ -190,9 +207,12 @@ def measure(
             own = stack.enter_context(open_engine(target, revision, {**settings, "max_sequences": most}))
         address = stack.enter_context(at_address(target, revision, settings))
         report = stack.enter_context(progress_bar())
+        spent = meter()
         found = put_under_load(Client(address, key), load, repeat, own, report)
+        joules = spent.look() if not offline and is_loopback(address.host) else {}
+        more = {**model_costs(address.url, key), **({"joules": joules} if joules else {})}
     document = {**circumstances("serve", this_machine()), "model": target, "repeat": repeat}
-    document |= {"rows": [to_json(found.row)]}
+    document |= {**more, "rows": [to_json(found.row)]}
     document |= {name: to_json(row) for name, row in (("long", found.long), ("offline", found.offline)) if row is not None}
     show(as_json, document, lambda: serve_tables(found))
     if found.row.errors or (found.long is not None and found.long.errors):

@@ -10,14 +10,17 @@ from typer.core import TyperGroup
 
 from obole import __version__
 from obole.cli import bench_serve, bench_speculation
+from obole.cli.audit import audit
 from obole.cli.bench import bench
 from obole.cli.chat import chat
 from obole.cli.failures import settled, wants_json
 from obole.cli.models import models
+from obole.cli.price import price
 from obole.cli.run import run
 from obole.cli.score import score
 from obole.cli.serve import serve
 from obole.cli.top import top
+from obole.cli.usage import usage
 from obole.cli.verify import verify
 
 
@@ -82,7 +85,7 @@ def options(
     pass
 
 
-for command in (run, chat, serve, top, score, models, verify):
+for command in (run, chat, serve, top, score, models, verify, usage, price, audit):
     app.command()(command)
 bench_speculation.add_to(bench)
 bench.command()(bench_serve.serve)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from obole.engine.results import Choice, EngineInfo
 from obole.engine.sampler import is_greedy
+from obole.prices import PriceList, plain, price
 from obole.types import Receipt, SamplingParams
 
 RULE = 62  # columns
@@ -41,7 +42,7 @@ def shown_seed(choice: Choice, params: SamplingParams) -> str:
     return f" · seed {choice.receipt.seed if params.seed is None or choice.index else params.seed}"
 
 
-def receipt_rows(choice: Choice, params: SamplingParams) -> list[tuple[str, str]]:
+def receipt_rows(choice: Choice, params: SamplingParams, prices: PriceList | None = None) -> list[tuple[str, str]]:
     """(heading, text) for each line of the full receipt of an answer to a request with `params`."""
     r = choice.receipt
     rate = decode_rate(r)
@@ -61,7 +62,15 @@ def receipt_rows(choice: Choice, params: SamplingParams) -> list[tuple[str, str]
     rows = [("prompt", prompt), ("output", output)]
     if r.drafted:
         rows.append(("drafts", drafts(r)))
-    return [*rows, ("read", " · ".join(work)), ("time", time + (f" · {rate:.1f} tokens/s" if rate else ""))]
+    rows += [("read", " · ".join(work)), ("time", time + (f" · {rate:.1f} tokens/s" if rate else ""))]
+    return rows if prices is None else [*rows, ("price", price_text(choice, prices))]
+
+
+def price_text(choice: Choice, prices: PriceList) -> str:
+    """ "0.000123 USD: input 0.0001 + output 0.000023". The prompt is charged with the first answer."""
+    charge = price(choice.receipt, prices, prompt=choice.index == 0)
+    parts = " + ".join(f"{kind} {plain(amount)}" for kind, _, amount in charge.lines)
+    return f"{plain(charge.total)} {prices.currency}" + (f": {parts}" if parts else "")
 
 
 def drafts(r: Receipt) -> str:
@@ -75,9 +84,11 @@ def drafts(r: Receipt) -> str:
     return " · ".join(parts)
 
 
-def receipt_text(choice: Choice, params: SamplingParams, heading: str = "receipt", width: int = RULE) -> str:
+def receipt_text(
+    choice: Choice, params: SamplingParams, heading: str = "receipt", width: int = RULE, prices: PriceList | None = None
+) -> str:
     """The full receipt below a rule of `width` columns at most."""
-    rows = receipt_rows(choice, params)
+    rows = receipt_rows(choice, params, prices)
     rule = f"── {heading} ".ljust(min(width, RULE), "─")
     return "\n".join([rule, *(f"{name:<8}{text}" for name, text in rows)])
 

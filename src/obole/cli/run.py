@@ -18,9 +18,11 @@ from obole.cli.options import DEFAULT_MODEL, MODEL_HELP, JsonFlag, PromptFile, R
 from obole.cli.receipts import RULE, engine_line, receipt_text
 from obole.cli.signals import INTERRUPTED
 from obole.cli.terminal import note, print_json, terminal_width
+from obole.cli.usage import Prices, price_file
 from obole.engine.results import EngineInfo, Result
 from obole.engine.sampler import is_greedy
 from obole.errors import InvalidRequest, ModelError
+from obole.prices import PriceList, price
 from obole.types import Grammar, SamplingParams
 
 
@@ -91,14 +93,26 @@ def with_files(params: SamplingParams, prediction: Path | None, schema: Path | N
     return params
 
 
-def print_receipts(result: Result, params: SamplingParams, info: EngineInfo) -> None:
+def print_receipts(result: Result, params: SamplingParams, info: EngineInfo, prices: PriceList | None) -> None:
     several = len(result.choices) > 1
     width = terminal_width() or RULE
     for choice in result.choices:
-        note(receipt_text(choice, params, f"receipt of answer {choice.index + 1}" if several else "receipt", width))
+        heading = f"receipt of answer {choice.index + 1}" if several else "receipt"
+        note(receipt_text(choice, params, heading, width, prices))
     note(f"engine  {engine_line(info)}")
     if several and is_greedy(params):
         note("All answers are equal, since each takes the likeliest token every time; --temperature 0.8 makes them differ.")
+
+
+def priced_json(result: Result, prices: PriceList | None) -> dict[str, Any]:
+    """The result for --json; with a price list every receipt has its `price`."""
+    document = result.to_json()
+    if prices is not None:
+        documents = document.get("choices", [document])
+        for choice, made in zip(result.choices, documents, strict=True):
+            made["receipt"]["price"] = price(choice.receipt, prices, prompt=choice.index == 0).to_json()
+        document["receipt"] = documents[0]["receipt"]
+    return document
 
 
 @contextmanager
@@ -129,6 +143,7 @@ def run(
         Path | None, typer.Option(metavar="FILE", help="The answer is JSON that fits the schema in FILE.")
     ] = None,
     regex: Annotated[str | None, typer.Option(metavar="PATTERN", help="The answer matches PATTERN.")] = None,
+    prices: Prices = None,
     as_json: JsonFlag = False,
     revision: Revision = None,
     *,
@@ -139,6 +154,7 @@ def run(
 
     A single argument is the prompt, unless it names a model. Ctrl-C ends the answer.
     """
+    listed = price_file(prices)
     name, prompt = sort_arguments(model, prompt, prompt_file)
     remark = taken_as_model(model, name)
     text, from_file = read_prompt(prompt, prompt_file, remark)
@@ -147,10 +163,10 @@ def run(
         question = make_prompt(text, raw=raw, from_file=from_file, model=name, has_template=engine.has_chat_template)
         if as_json:
             result = ask(engine, question, params, lambda _: None)
-            print_json(result.to_json())
+            print_json(priced_json(result, listed))
         else:
             with Screen(params.n) as screen:
                 result = ask(engine, question, params, screen.show)
-            print_receipts(result, params, engine.info)
+            print_receipts(result, params, engine.info, listed)
     if was_cancelled(result):
         raise typer.Exit(INTERRUPTED)

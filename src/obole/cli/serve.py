@@ -58,6 +58,9 @@ SERVER: Mapping[str, Help] = {
     "body_seconds": Help("How long a request may take to arrive."),
     "ping_seconds": Help("Send a comment after so much silence in a stream."),
     "pace": Help("Tokens per second of all streams, whatever was computed when; 0: as they come."),
+    "prices": Help(
+        "Price list (TOML or JSON), by which receipts, the log and metrics say what tokens cost.", unset="none", metavar="FILE"
+    ),
     "log_format": Help("text or json.", metavar="FORMAT"),
     "log_prompts": Help("Write prompts into the log."),
 }

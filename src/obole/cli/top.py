@@ -11,18 +11,21 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections import deque
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from obole.cli.failures import guarded
 from obole.cli.options import JsonFlag, WrongUsage
 from obole.cli.terminal import print_json
-from obole.cli.top_figures import Figures, Snapshot, figures, figures_json, read_snapshot, restarted
+from obole.cli.top_figures import Figures, Snapshot, figures, figures_json, read_samples, read_snapshot, restarted
 from obole.errors import OboleError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+T = TypeVar("T")
 
 KEY = "OBOLE_API_KEY"
 TIMEOUT = 5.0  # seconds
@@ -44,8 +47,19 @@ class Remote:
 
     def snapshot(self) -> Snapshot:
         """The counters now. Raises `Unreachable` with what to do about it."""
+        return self._figures(lambda text: read_snapshot(text, time.monotonic()))
+
+    def samples(self, name: str) -> list[tuple[Mapping[str, str], float]]:
+        """Labels and values of one metric. Raises `Unreachable`."""
+        return self.all_samples().get(name, [])
+
+    def all_samples(self) -> dict[str, list[tuple[Mapping[str, str], float]]]:
+        """Labels and values by name. Raises `Unreachable`."""
+        return self._figures(read_samples)
+
+    def _figures(self, read: Callable[[str], T]) -> T:
         try:
-            return read_snapshot(self._get("/metrics").decode("utf-8"), time.monotonic())
+            return read(self._get("/metrics").decode("utf-8"))
         except urllib.error.HTTPError as error:
             error.close()
             if error.code == 401:

@@ -65,8 +65,8 @@ class Snapshot:
     latencies: Mapping[str, Histogram] = field(default_factory=dict)
 
 
-def read_snapshot(text: str, at: float) -> Snapshot:
-    """A snapshot from Prometheus' text format. Raises ValueError for what is not that, or not of this engine."""
+def read_samples(text: str) -> dict[str, list[tuple[Mapping[str, str], float]]]:
+    """Samples by name, from Prometheus' text format. Raises ValueError for what is not that, or not of this engine."""
     from prometheus_client.parser import text_string_to_metric_families
 
     samples: dict[str, list[tuple[Mapping[str, str], float]]] = {}
@@ -75,6 +75,12 @@ def read_snapshot(text: str, at: float) -> Snapshot:
             samples.setdefault(sample.name, []).append((sample.labels, sample.value))
     if f"{PREFIX}num_requests_running" not in samples:
         raise ValueError("no figures of an obole server")
+    return samples
+
+
+def read_snapshot(text: str, at: float) -> Snapshot:
+    """A snapshot from Prometheus' text format. Raises ValueError as `read_samples` does."""
+    samples = read_samples(text)
 
     def total(name: str) -> float:
         return math.fsum(value for _, value in samples.get(PREFIX + name, ()))

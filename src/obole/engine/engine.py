@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from obole.config import engine_config
+from obole.costmodel import StepCost
 from obole.engine.assembly import assemble
 from obole.engine.prompts import Prompt, check_params, prediction_ids, prompt_ids, split_prompts
 from obole.engine.results import Choice, Delta, Result, Score
@@ -80,6 +81,11 @@ class Engine:
     def max_scored(self) -> int:
         """Tokens that `score` takes at once: all are computed, while the newest token of an answer is not."""
         return self._scheduler.max_prompt
+
+    @property
+    def step_cost(self) -> StepCost:
+        """What steps cost here, as far as is known by now. The engine's own, which goes on learning."""
+        return self._controller.cost
 
     @property
     def has_chat_template(self) -> bool:

@@ -42,6 +42,7 @@ class ServerConfig:
     ping_seconds: float = 15.0  # of silence in a stream after which a comment is sent
     pace: float = 0.0  # tokens per second of streams that give nothing away by their timing; 0: as they come
 
+    prices: Path | None = None  # what tokens cost; none: receipts have no price
     log_format: str = "text"  # "json"
     log_prompts: bool = False
 

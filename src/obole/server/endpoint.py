@@ -60,6 +60,7 @@ class Call:
         self.scope = scope
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.record = Record(f"req-{secrets.token_hex(12)}", scope["method"], endpoint.path, time.monotonic())
+        self.record.prices = server.prices
         self.tenant = server.tenants.all[0]
         self.place: Place | None = None
         self.pace = server.config.pace  # tokens per second of an answer that gives nothing away by its timing; 0: at once
@@ -140,7 +141,7 @@ class EndpointApp:
         call = Call(self._server, self._endpoint, scope, receive)
         try:
             response = await call.respond()
-            response.headers["x-request-id"] = call.record.id
+            response.headers["x-request-id"] = response.headers["request-id"] = call.record.id  # OpenAI's name and Anthropic's
             call.record.status = response.status_code
             await response(scope, receive, send)
         except asyncio.CancelledError:

@@ -11,6 +11,7 @@ from typing import Any
 from obole.engine.async_stream import AsyncStream
 from obole.engine.prompts import Prompt, oversize
 from obole.engine.results import Delta, Result, receipt_json
+from obole.prices import price
 from obole.server.endpoint import Call
 from obole.server.errors import DRAINING_SECONDS, ApiError, refused
 from obole.server.pace import held, singles
@@ -101,8 +102,17 @@ class Generation:
         return first
 
     def report(self) -> dict[str, Any]:
-        """What responses have under `obole`: the receipt of every choice, and whether the request's own time was up."""
-        receipts = [receipt_json(choice.receipt) for result in self.results for choice in result.choices]
+        """What responses have under `obole`: the receipt of every choice, and whether the request's own time was up.
+
+        With a price list each has its `price`; the prompt is charged with its first answer.
+        """
+        prices = self._call.server.prices
+        receipts = []
+        for choice in (choice for result in self.results for choice in result.choices):
+            document = receipt_json(choice.receipt)
+            if prices is not None:
+                document["price"] = price(choice.receipt, prices, prompt=choice.index == 0).to_json()
+            receipts.append(document)
         return {"receipts": receipts, "timed_out": self.timed_out}
 
     async def __aenter__(self) -> Generation:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from obole.engine.results import Result
+from obole.prices import PriceList, added, plain, tokens_by_kind
 
 Write = Callable[[str], None]
 
@@ -31,6 +32,7 @@ class Record:
     results: list[Result] = field(default_factory=list)
     error: str | None = None
     notes: dict[str, Any] = field(default_factory=dict)  # what the client wants to find the request by: user, metadata
+    prices: PriceList | None = None
     prompt: Any = None  # only set where prompts are logged
     finished: float = 0.0
 
@@ -56,6 +58,7 @@ class Record:
                 "cached_tokens": sum(result.receipt.cached_tokens for result in self.results),
                 "output_tokens": sum(receipt.output_tokens for receipt in receipts),
                 "sources": dict(sources),
+                **self._bill(),
                 "forward_passes": sum(receipt.forward_passes for receipt in receipts),
                 "queued_seconds": round(max(receipt.queued_seconds for receipt in receipts), 6),
                 "prefill_seconds": round(max(receipt.prefill_seconds for receipt in receipts), 6),
@@ -64,6 +67,15 @@ class Record:
             }
         made |= {"error": self.error, **self.notes, "prompt": self.prompt}
         return {key: value for key, value in made.items() if value not in (None, {}, [])}
+
+    def _bill(self) -> dict[str, Any]:
+        """What is to be paid for: tokens by kind, each prompt once, and with a price list what those of each kind cost."""
+        choices = [choice for result in self.results for choice in result.choices]
+        usage = added(tokens_by_kind(choice.receipt, prompt=choice.index == 0) for choice in choices)
+        if self.prices is None:
+            return {"usage": usage}
+        cost = {kind: plain(self.prices.amount(kind, count)) for kind, count in usage.items()}
+        return {"usage": usage, "cost": cost, "currency": self.prices.currency}
 
 
 class Log:

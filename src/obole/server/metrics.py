@@ -10,7 +10,9 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from obole.engine.results import Delta, Result
+from obole.costmodel import StepCost
+from obole.engine.results import Choice, Delta, EngineInfo, Result
+from obole.prices import PriceList, price, tokens_by_kind
 from obole.types import Receipt, Source
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -31,6 +33,15 @@ class Load(Protocol):
     def blocks_total(self) -> int: ...
 
 
+class Facts(Protocol):
+    """What is known of the model and of what steps cost."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+    @property
+    def step_cost(self) -> StepCost: ...
+
+
 class Busy(Protocol):
     """Who can say how busy the engine is, from any thread."""
 
@@ -40,7 +51,8 @@ class Busy(Protocol):
 class Metrics:
     """The counters of one server. Tenants are labelled by their number, and there are as many as keys."""
 
-    def __init__(self, engine: Busy) -> None:
+    def __init__(self, engine: Busy, prices: PriceList | None = None, facts: Facts | None = None) -> None:
+        self._prices = prices
         self._registry = registry = CollectorRegistry(auto_describe=True)
 
         def counter(name: str, about: str, *labels: str) -> Counter:
@@ -52,6 +64,10 @@ class Metrics:
         self.http_requests = counter("http_requests_total", "HTTP requests by their end.", "path", "status")
         self.requests = counter("requests_total", "Generating requests of each tenant.", "tenant")
         self.tenant_tokens = counter("tenant_tokens_total", "Tokens of prompts and answers.", "tenant", "kind")
+        self.tenant_usage = counter(
+            "tenant_usage_tokens_total", "Tokens of each tenant as price lists name them.", "tenant", "kind"
+        )
+        self.tenant_cost = counter("tenant_cost_total", "What they cost by the price list.", "tenant", "currency")
         self.prompt_tokens = counter("prompt_tokens_total", "Tokens of prompts.")
         generated = counter("generation_tokens_total", "Tokens of answers, by who proposed them.", "source")
         self._generated = {source: generated.labels(source) for source in Source}
@@ -67,7 +83,7 @@ class Metrics:
         self.queued = histogram("request_queue_time_seconds", "Spent waiting.", _LONG)
         self.prefill = histogram("request_prefill_time_seconds", "Spent on the prompt.", _LONG)
         self.decode = histogram("request_decode_time_seconds", "Spent on the answer.", _LONG)
-        registry.register(_Gauges(engine))
+        registry.register(_Gauges(engine, facts))
 
     def tokens(self, delta: Delta) -> None:
         """Count the tokens of a delta, when it is taken."""
@@ -85,6 +101,7 @@ class Metrics:
             self.finished.labels(str(choice.finish_reason)).inc()
             self.tenant_tokens.labels(tenant, "generation").inc(choice.receipt.output_tokens)
             self._receipt(choice.receipt)
+            self._bill(tenant, choice)
 
     def _receipt(self, receipt: Receipt) -> None:
         self.queued.observe(receipt.queued_seconds)
@@ -96,14 +113,23 @@ class Metrics:
         if receipt.drafted:
             self.drafts.inc(max(0, receipt.forward_passes - receipt.draftless_passes))
 
+    def _bill(self, tenant: int, choice: Choice) -> None:
+        first = choice.index == 0  # the prompt counts once
+        for kind, count in tokens_by_kind(choice.receipt, prompt=first).items():
+            self.tenant_usage.labels(tenant, kind).inc(count)
+        if self._prices is not None:
+            total = price(choice.receipt, self._prices, prompt=first).total
+            self.tenant_cost.labels(tenant, self._prices.currency).inc(float(total))
+
     def page(self) -> bytes:
         """All of it in Prometheus' text format."""
         return generate_latest(self._registry)
 
 
 class _Gauges(Collector):
-    def __init__(self, engine: Busy) -> None:
+    def __init__(self, engine: Busy, facts: Facts | None) -> None:
         self._engine = engine
+        self._facts = facts
 
     def describe(self) -> Iterable[Metric]:
         return []
@@ -114,3 +140,17 @@ class _Gauges(Collector):
         yield GaugeMetricFamily("obole_num_requests_running", "Answers that are being computed.", load.running)
         yield GaugeMetricFamily("obole_num_requests_waiting", "Answers that wait to be computed.", load.waiting)
         yield GaugeMetricFamily("obole_kv_cache_usage_perc", "Share of the KV blocks in use, from 0 to 1.", used)
+        if self._facts is not None:
+            yield from _costs(self._facts.info, self._facts.step_cost)
+
+
+def _costs(info: EngineInfo, cost: StepCost) -> Iterator[Metric]:
+    """What a price is made of."""
+    steps = GaugeMetricFamily("obole_step_seconds", "Of a step of so many rows, context aside.", labels=["rows"])
+    for rows, seconds in zip(cost.rows, cost.seconds, strict=True):
+        steps.add_metric([str(rows)], seconds)
+    yield steps
+    yield GaugeMetricFamily("obole_step_context_seconds", "Added by a cached token for each row.", cost.context_seconds)
+    yield GaugeMetricFamily("obole_step_read_seconds", "Added by a cached token for each sequence.", cost.read_seconds)
+    yield GaugeMetricFamily("obole_weight_bytes", "Bytes of the weights.", info.weight_bytes)
+    yield GaugeMetricFamily("obole_parameters", "Parameters of the model.", info.parameters)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from obole import __version__
 from obole.engine.async_engine import AsyncEngine
+from obole.prices import read_price_list
 from obole.server.auth import Tenants, read_keys, read_secret
 from obole.server.config import ServerConfig
 from obole.server.errors import DRAINING_SECONDS, ApiError
@@ -21,12 +22,13 @@ class Server:
     """One engine, and how it is served. `draining`: no more requests are taken."""
 
     def __init__(self, engine: AsyncEngine, config: ServerConfig, log: Log | None = None) -> None:
-        """Raises `ConfigError` for key and secret files that cannot be used."""
+        """Raises `ConfigError` for key, secret and price files that cannot be used."""
         self.engine = engine
         self.config = config
         self.tenants = Tenants(read_keys(config.api_keys, config.key_file), read_secret(config.secret_file))
+        self.prices = None if config.prices is None else read_price_list(config.prices)
         self.limits = Limits(config)
-        self.metrics = Metrics(engine)
+        self.metrics = Metrics(engine, self.prices, engine.engine)
         self.responses = ResponseStore(config.stored_responses, config.stored_bytes, config.stored_seconds, time.monotonic)
         self.log = log or Log(as_json=config.log_format == "json", prompts=config.log_prompts)
         self.model_names: Sequence[str] = config.model_names or (public_name(engine.engine.info.model),)

@@ -1,9 +1,9 @@
 """What a sequence may lose on drafts: a little of what it has yielded, and all that drafts have gained it. Pure.
 
-Chances of acceptance are estimates, and the first ones guesses; what they promise may not come. The allowance bounds what can be
-lost whatever the estimates say: after t tokens no sequence is behind one without drafts by more than START + SHARE * t tokens,
-as far as the cost of rows is known. A draft that is right fills the allowance at once, so text that can be copied waits for
-nothing.
+Chances of acceptance are estimates, and the first ones guesses; what they promise may not come. The allowance bounds what can
+be lost whatever the estimates say: after t tokens no sequence is behind one without drafts by more than START + SHARE * t
+tokens, as far as the cost of rows is known. A draft that is right fills the allowance at once, so text that can be copied waits
+for nothing.
 
 The unit is the token: what a step without drafts yields in the time that is lost or gained.
 """
