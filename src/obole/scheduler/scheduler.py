@@ -21,6 +21,8 @@ from obole.cache.managers import KVCacheManager
 from obole.config import BLOCK_SIZE, SchedulerConfig
 from obole.errors import InvalidRequest
 from obole.scheduler.admission import longest_computable, refuse_impossible
+from obole.scheduler.loading import Loader
+from obole.scheduler.rules import append, book_draft, take
 from obole.types import Draft, Event, FinishReason, Sequence, Source, Status, StepPlan, StepResult
 
 
@@ -36,13 +38,15 @@ class Scheduler:
     """`add` sequences, then `plan` a step, run it, and `settle` it, until nothing `has_work`.
 
     `max_context`: most tokens of prompt and output together. All times are seconds on the caller's clock.
+    `loader`: brings blocks up from lower tiers; its owner may set it before anything is added.
     """
 
-    def __init__(self, config: SchedulerConfig, cache: KVCacheManager, max_context: int) -> None:
+    def __init__(self, config: SchedulerConfig, cache: KVCacheManager, max_context: int, loader: Loader | None = None) -> None:
         if cache.chunk < config.max_batch_tokens:
             raise ValueError(f"The cache reckons with {cache.chunk} tokens in a step, but max_batch_tokens is larger.")
         self.config = config
         self.cache = cache
+        self.loader = loader
         self.max_context = max_context
         self.max_prompt = longest_computable(cache, max_context)
         """Most tokens of one sequence that an empty pool can compute, and so score."""
@@ -53,6 +57,7 @@ class Scheduler:
         self._arrivals = 0
         self._waiting: list[Sequence] = []  # in order of arrival; they own no blocks
         self._running: list[Sequence] = []  # in order of arrival; they own blocks
+        self._loading: list[Sequence] = []  # admitted, in order of arrival, and waiting for the loader; they own blocks
         self._dying: list[Sequence] = []  # cancelled during the step under way: they own blocks until it is settled
         self._lost: dict[Sequence, int] = {}  # preempted: how many tokens had been computed
         self._under_way: StepPlan | None = None
@@ -86,13 +91,20 @@ class Scheduler:
             if seq.status is Status.WAITING:
                 self._waiting.remove(seq)
             else:
-                self._running.remove(seq)
-                if self._under_way is not None and seq in self._under_way.sequences:
+                (self._loading if seq.status is Status.LOADING else self._running).remove(seq)
+                if self._takes_part(seq):
                     seq.dead = True
                     self._dying.append(seq)
+                elif self.loader is not None:
+                    self.loader.drop(seq, None, now)
             self._finish(seq, FinishReason.CANCELLED, now)
             events.append(Event(seq, (), FinishReason.CANCELLED))
         return events
+
+    def _takes_part(self, seq: Sequence) -> bool:
+        """Whether the step under way reads or writes blocks of a sequence."""
+        plan = self._under_way
+        return plan is not None and (seq in plan.sequences or (self.loader is not None and self.loader.lays(seq)))
 
     @property
     def has_work(self) -> bool:
@@ -104,7 +116,12 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + len(self._loading)
+
+    @property
+    def is_loading(self) -> bool:
+        """Some sequence waits for blocks to come up."""
+        return bool(self._loading)
 
     def decoding(self) -> list[Sequence]:
         """Running sequences that lack a single token and may have more than one after it: those for which a draft is of use."""
@@ -119,23 +136,37 @@ class Scheduler:
     # -- plan -------------------------------------------------------------------------------------------------------------
 
     def plan(self, now: float) -> StepPlan | None:
-        """The next step, or None if there is nothing to compute. `settle` it before planning the next one."""
+        """The next step, or None if there is nothing to compute now. `settle` it before planning the next one."""
         if self._under_way is not None:
             raise RuntimeError("The step under way must be settled before the next one is planned.")
         plan = self._under_way = StepPlan([], [], [], [], [])
-        behind = self._plan_decoding(plan)
-        self._plan_chunks(plan, behind)
+        for seq in tuple(self._loading):
+            self._advance(seq, plan, now)
+        behind = self._plan_decoding(plan, now)
+        self._plan_chunks(plan, behind, now)
         if self._waiting:
             self._admit(plan, now)
         self._plan_drafts(plan)
-        if not plan.sequences:
-            if self._order:
+        if not plan.sequences and not plan.promotions:
+            if self._order and not self._loading:
                 raise RuntimeError(f"No step can be planned for {len(self._order)} sequences: the scheduler is stuck.")
             self._under_way = None
             return None
+        plan.demotions = self.cache.ledger.take_given_up()
         return plan
 
-    def _plan_decoding(self, plan: StepPlan) -> list[Sequence]:
+    def _advance(self, seq: Sequence, plan: StepPlan, now: float) -> None:
+        """Take a loading sequence further: what has come up is laid into its blocks, and when that was all, it runs."""
+        loader = self.loader
+        if loader is None or seq.status is not Status.LOADING:  # preempted by one before it
+            return
+        loader.lay(seq, plan)
+        if loader.over(seq, now):
+            self._loading.remove(seq)
+            self._start(seq, loader.enter(seq, plan, now), now)
+            self._make_room(seq, seq.num_computed + 1, plan, now)  # copies the last block at once if others hold it
+
+    def _plan_decoding(self, plan: StepPlan, now: float) -> list[Sequence]:
         """One row for each sequence that lacks one; returns the others. Runs 256 times a step: no calls off the boundary."""
         sequences, starts, samples = plan.sequences, plan.starts, plan.samples
         behind = []
@@ -146,7 +177,7 @@ class Scheduler:
                 behind.append(seq)
                 continue
             # Between steps no running sequence shares the block it writes next (see `_enter`), so only a new one is asked for.
-            if start % BLOCK_SIZE == 0 and not self._make_room(seq, length, plan):
+            if start % BLOCK_SIZE == 0 and not self._make_room(seq, length, plan, now):
                 break
             sequences.append(seq)
             starts.append(start)
@@ -176,36 +207,42 @@ class Scheduler:
         plan.rows[i] += most
         plan.total_rows += most
 
-    def _plan_chunks(self, plan: StepPlan, behind: list[Sequence]) -> None:
+    def _plan_chunks(self, plan: StepPlan, behind: list[Sequence], now: float) -> None:
         for seq in behind:
             budget = self.config.max_batch_tokens - plan.total_rows
             if budget <= 0 or seq.status is not Status.RUNNING:
                 break
             rows = min(budget, len(seq.tokens) - seq.num_computed)
-            if not self._make_room(seq, seq.num_computed + rows, plan):
+            if not self._make_room(seq, seq.num_computed + rows, plan, now):
                 break
-            _append(plan, seq, rows)
+            append(plan, seq, rows)
 
-    def _make_room(self, seq: Sequence, upto: int, plan: StepPlan) -> bool:
+    def _make_room(self, seq: Sequence, upto: int, plan: StepPlan, now: float) -> bool:
         """Blocks for the tokens before `upto`, at the cost of younger sequences. False if `seq` itself had to go."""
         while (copies := self.cache.allocate(seq, upto)) is None:
-            victim = self._running.pop()
-            self._preempt(victim, plan)
+            victim = max((queue for queue in (self._running, self._loading) if queue), key=self._youngest).pop()
+            self._preempt(victim, plan, now)
             if victim is seq:
                 return False
         plan.copies += copies
         return True
 
-    def _preempt(self, seq: Sequence, plan: StepPlan) -> None:
+    def _youngest(self, queue: list[Sequence]) -> int:
+        return self._order[queue[-1]]
+
+    def _preempt(self, seq: Sequence, plan: StepPlan, now: float) -> None:
         if seq in plan.sequences:  # a decoding sequence makes way for an older prompt
             i = plan.sequences.index(seq)
             plan.total_rows -= plan.rows[i]
             for parallel in (plan.sequences, plan.starts, plan.rows, plan.samples):
                 del parallel[i]
         seq.draft = None
-        self._lost[seq] = seq.num_computed
+        if seq.status is Status.RUNNING:
+            self._lost[seq] = seq.num_computed
+            seq.tally.preemptions += 1
+        if self.loader is not None:
+            self.loader.drop(seq, plan, now)
         self.cache.release(seq)
-        seq.tally.preemptions += 1
         seq.status = Status.WAITING
         insort(self._waiting, seq, key=self._order.__getitem__)
 
@@ -215,26 +252,32 @@ class Scheduler:
         if self._still_stuck():
             return
         waiting, config = self._waiting, self.config
-        reserve = sum(self._wants_soon(seq) for seq in self._running)
+        reserve = sum(self._wants_soon(seq) for seq in (*self._running, *self._loading))
         i = 0
         # Every running sequence has a row in a plan with rows to spare, so no more run than a step has rows.
-        while i < len(waiting) and plan.total_rows < config.max_batch_tokens and len(self._running) < config.max_sequences:
+        most = min(config.max_sequences, config.max_batch_tokens)
+        while i < len(waiting) and plan.total_rows < config.max_batch_tokens and self._admitted < most:
             seq = waiting[i]
             parent = seq.parent
-            if parent is not None and parent.status is Status.RUNNING and parent.num_computed < parent.prompt_len:
+            at_work = parent is not None and parent.status in (Status.RUNNING, Status.LOADING)
+            if parent is not None and at_work and parent.num_computed < parent.prompt_len:
                 i += 1  # waits for a prompt that is being computed, which is no reason for others to wait
             elif self._enter(seq, plan, now, reserve):
                 del waiting[i]
                 reserve += self._wants_soon(seq)
             else:
-                self._stuck = _Stuck(seq, self.cache.available, len(self._running))
+                self._stuck = _Stuck(seq, self.cache.available, self._admitted)
                 break
+
+    @property
+    def _admitted(self) -> int:
+        return len(self._running) + len(self._loading)
 
     def _still_stuck(self) -> bool:
         stuck, head = self._stuck, self._waiting[0]
         if stuck is None or stuck.seq is not head:
             return False
-        return 0 < len(self._running) >= stuck.running and self.cache.available <= stuck.available
+        return 0 < self._admitted >= stuck.running and self.cache.available <= stuck.available
 
     def _enter(self, seq: Sequence, plan: StepPlan, now: float, reserve: int) -> bool:
         """Give a waiting sequence a place if all of its tokens fit beside the `reserve` that the running ones want soon."""
@@ -242,10 +285,13 @@ class Scheduler:
         parent = seq.parent
         forked = parent is not None and parent.status is Status.RUNNING and cache.fork(parent, seq)
         if not forked:
-            cache.attach(seq, cache.match(seq))
+            hit = cache.match(seq)
+            if self.loader is not None and (tokens := self.loader.worth(seq, hit, now)):
+                return self._load(seq, tokens, hit, plan, now, reserve)
+            cache.attach(seq, hit)
         hit = seq.num_computed
         upto = min(len(seq.tokens), hit + self.config.max_batch_tokens - plan.total_rows)
-        fits = not self._running or cache.missing(seq, len(seq.tokens)) + reserve <= cache.available
+        fits = not self._admitted or cache.missing(seq, len(seq.tokens)) + reserve <= cache.available
         # Copies the last block at once if others hold it, so that the sequence owns what it will write.
         copies = cache.allocate(seq, upto) if fits else None
         if copies is None:
@@ -254,6 +300,32 @@ class Scheduler:
         plan.copies += copies
         if forked and parent is not None:
             seq.prompt_logprobs = list(parent.prompt_logprobs)
+        self._start(seq, hit, now)
+        append(plan, seq, upto - hit)
+        return True
+
+    def _load(self, seq: Sequence, tokens: int, hit: int, plan: StepPlan, now: float, reserve: int) -> bool:
+        """Give a waiting sequence blocks for `tokens` cached tokens; those beyond `hit` come up from a lower tier."""
+        cache, loader = self.cache, self.loader
+        places = cache.reserve(seq, tokens)
+        # as in `_enter`, and one more block in each group to copy the last one to
+        needed = cache.missing(seq, len(seq.tokens)) + len(cache.groups) + reserve
+        if loader is None or places is None or (self._admitted and needed > cache.available):
+            cache.release(seq)
+            return False
+        loader.begin(seq, places, tokens, hit, now)
+        seq.parent = None
+        seq.status = Status.LOADING
+        insort(self._loading, seq, key=self._order.__getitem__)
+        self._advance(seq, plan, now)
+        if seq.status is Status.RUNNING:
+            rows = min(len(seq.tokens) - seq.num_computed, self.config.max_batch_tokens - plan.total_rows)
+            if self._make_room(seq, seq.num_computed + rows, plan, now):
+                append(plan, seq, rows)
+        return True
+
+    def _start(self, seq: Sequence, hit: int, now: float) -> None:
+        """It runs from now on, with `hit` tokens that were cached."""
         seq.parent = None
         seq.status = Status.RUNNING
         insort(self._running, seq, key=self._order.__getitem__)
@@ -262,8 +334,6 @@ class Scheduler:
             tally.first_scheduled = now
             tally.cached = hit
         tally.recomputed += max(0, self._lost.pop(seq, 0) - hit)
-        _append(plan, seq, upto - hit)
-        return True
 
     def _wants_soon(self, seq: Sequence) -> int:
         """Blocks that a running sequence wants soon: for the rest of its prompt, and one more in each group.
@@ -310,17 +380,17 @@ class Scheduler:
             if tokens:
                 if tally.first_token is None:
                     tally.first_token = now
-                taken, reason = _take(seq, tokens)
+                taken, reason = take(seq, tokens)
                 if taken < len(tokens):
                     tokens = tokens[:taken]
-                sources = _book_draft(seq, tokens)
+                sources = book_draft(seq, tokens)
                 if logprobs is not None:
                     seq.logprobs += logprobs[:taken]
                 computed = min(computed, len(seq.tokens) - 1)  # drafts that were turned down are not part of it
             elif computed >= seq.max_len:
                 reason = FinishReason.LENGTH  # only the prompt was wanted
             seq.num_computed = computed
-            if computed // BLOCK_SIZE != start // BLOCK_SIZE:
+            if computed // BLOCK_SIZE > seq.num_registered:
                 self.cache.commit(seq)
             if computed < start + rows:
                 self.cache.trim(seq)
@@ -328,6 +398,8 @@ class Scheduler:
                 self._finish(seq, reason, now)
             if tokens or reason is not None:
                 events.append(Event(seq, tuple(tokens), reason, sources))
+        if self.loader is not None:
+            self.loader.settled(now)
         self._sweep()
         self._under_way = None
         return events
@@ -338,7 +410,13 @@ class Scheduler:
         self._sweep()
         self._under_way = None
         ids = dict.fromkeys(seq.request.id for seq in plan.sequences if seq.status is Status.RUNNING)
-        return [event for request_id in ids for event in self.cancel(request_id, now)]
+        events = [event for request_id in ids for event in self.cancel(request_id, now)]
+        for seq in [] if self.loader is None else self.loader.abandoned(now):
+            for queue in (self._running, self._loading):
+                if seq in queue:
+                    queue.remove(seq)
+                    self._preempt(seq, plan, now)
+        return events
 
     def repair(self, now: float) -> bool:
         """After an exception anywhere: True if planning or settling was cut short, or the books do not balance.
@@ -363,7 +441,9 @@ class Scheduler:
         self._order.clear()
         self._requests.clear()
         self._lost.clear()
-        self._waiting, self._running, self._dying = [], [], []
+        self._waiting, self._running, self._loading, self._dying = [], [], [], []
+        if self.loader is not None:
+            self.loader.reset()
         self._under_way = self._stuck = None
         self.cache.reset()
         return True
@@ -399,66 +479,19 @@ class Scheduler:
 
     def check(self) -> None:
         """Raise `LedgerError` unless every live sequence is in one place and every block has its rightful holders."""
-        queued, running = set(self._waiting), set(self._running)
+        queued, running, loading = set(self._waiting), set(self._running), set(self._loading)
+        places = len(self._waiting) + len(self._running) + len(self._loading)
         live = {seq for seqs in self._requests.values() for seq in seqs}
-        if queued & running or queued | running != live or live != set(self._order) or not set(self._lost) <= queued:
+        if len(live) != places or queued | running | loading != live or live != set(self._order):
             raise LedgerError("A sequence is lost, or in two places.")
+        if not set(self._lost) <= queued | loading or not loading <= set(self.loader.loading if self.loader else ()):
+            raise LedgerError("A sequence was preempted and is not in the queue, or waits for a load that there is not.")
         if any(seq.status is not Status.WAITING or seq.tables for seq in queued):
             raise LedgerError("A waiting sequence owns blocks.")
         if any(seq.status is not Status.RUNNING for seq in running):
             raise LedgerError("A sequence runs that should not.")
-        self.cache.check([*self._running, *self._dying])
+        if any(seq.status is not Status.LOADING for seq in loading):
+            raise LedgerError("A sequence loads that should not.")
+        self.cache.check([*self._running, *self._loading, *self._dying])
         if not self.has_work and self.cache.usage().in_use:
             raise LedgerError("The engine is idle, but blocks are in use.")
-
-
-def _append(plan: StepPlan, seq: Sequence, rows: int) -> None:
-    end = seq.num_computed + rows
-    plan.sequences.append(seq)
-    plan.starts.append(seq.num_computed)
-    plan.rows.append(rows)
-    plan.samples.append(end == len(seq.tokens) < seq.max_len)
-    plan.total_rows += rows
-
-
-def _book_draft(seq: Sequence, taken: list[int]) -> tuple[Source, ...]:
-    """Who proposed each of the tokens taken: those that are as drafted, from the first on. The draft is then done with."""
-    tally, draft = seq.tally, seq.draft
-    if draft is None:
-        tally.draftless_passes += 1
-        return (Source.MODEL,) * len(taken)
-    seq.draft = None
-    tally.resampled |= draft.distributions is not None
-    for source in draft.sources:
-        tally.drafted[source] = tally.drafted.get(source, 0) + 1
-    accepted = []
-    for token, drafted, source in zip(taken, draft.tokens, draft.sources, strict=False):
-        if token != drafted:
-            break
-        accepted.append(source)
-        tally.accepted[source] = tally.accepted.get(source, 0) + 1
-    return (*accepted, *[Source.MODEL] * (len(taken) - len(accepted)))
-
-
-def _take(seq: Sequence, new: list[int]) -> tuple[int, FinishReason | None]:
-    """Append tokens one by one until one of them ends the answer; returns how many were taken.
-
-    The rules apply in the order of the tokens, so a stop in the middle of several accepted at once comes before a length
-    limit that they cross; on the same token, the stop wins.
-    """
-    tokens, text, stop_ids, max_len, constraint = seq.tokens, seq.text, seq.stop_ids, seq.max_len, seq.constraint
-    taken = 0
-    for token in new:
-        tokens.append(token)
-        taken += 1
-        length = len(tokens)
-        stops = length >= seq.min_len
-        if stops and token in stop_ids:
-            return taken, FinishReason.STOP
-        if text is not None and text.push(token, stops=stops):
-            return taken, FinishReason.STOP
-        if constraint is not None and taken == len(new) and constraint.over:
-            return taken, FinishReason.STOP
-        if length >= max_len:
-            return taken, FinishReason.LENGTH
-    return taken, None
