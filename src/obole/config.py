@@ -92,13 +92,17 @@ def _choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    max_batch_tokens: int = 512  # rows in one step: bounds the time between two tokens of those who decode
+    max_batch_tokens: int = 512  # rows in one step
+    step_stretch: float = 3.0  # times that prompts may lengthen a step in which others wait for their next token
     max_sequences: int = 256  # running at once
     prefix_cache: bool = True
 
     def __post_init__(self) -> None:
         _count("max_batch_tokens", self.max_batch_tokens, 1 << 20)
         _count("max_sequences", self.max_sequences, 1 << 20)
+        stretch = self.step_stretch
+        if isinstance(stretch, bool) or not isinstance(stretch, int | float) or not 1 <= stretch <= 1e6:
+            raise ConfigError(f"step_stretch must be a number from 1 to 1000000, not {stretch!r}.")
         if not isinstance(self.prefix_cache, bool):
             raise ConfigError(f"prefix_cache must be true or false, not {self.prefix_cache!r}.")
 

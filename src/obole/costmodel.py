@@ -80,6 +80,18 @@ class StepCost:
         context = (whole + (rest > 0)) * (start + end) / 2  # each step reads what is before it once
         return self.pace * (steps + self.context_seconds * context_rows + self.read_seconds * context)
 
+    def context_of(self, rows: int, start: int) -> float:
+        """Seconds now that context adds for rows of one sequence at [start, start + rows): each sees what is before it."""
+        return self.pace * (self.context_seconds * rows * (start + rows / 2) + self.read_seconds * (start + rows))
+
+    def rows_within(self, seconds: float, rows: int, start: int, most: int) -> int:
+        """Rows, at most `most`, at positions from `start` on that a step of `rows` others can take to be done in so many
+        seconds; the context of the others is not counted."""
+        added = np.arange(1, most + 1)
+        context = self.context_seconds * added * (start + added / 2) + self.read_seconds * (start + added)
+        taken = self.pace * (self.curve(rows + most)[rows + 1 :] + context)
+        return int(np.searchsorted(taken, seconds, side="right"))
+
     def observe(self, rows: int, context_rows: int, context: int, seconds: float) -> None:
         """Learn from a step that took `seconds`. Outliers (a step of more than four times what was expected) count as such."""
         ratio = min(4.0, max(0.25, seconds / self.of(rows, context_rows, context)))

@@ -8,8 +8,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from obole.cache.tiers.interface import BlockName, Bytes
 from obole.types import Tier
 
@@ -18,7 +16,7 @@ from obole.types import Tier
 class FakeTiers:
     """`seconds_per_block`: of the SSD; infinite: it hangs. `expected`: what `seconds` believes it is, if something else.
 
-    `damaged`: keys of blocks that are found to be so when they are read, and then gone; `failure_rate` damages others by chance.
+    `damaged`: keys of blocks that are found to be so when they are read, and then gone; `failure_rate`: chance of others.
     """
 
     clock: Callable[[], float]
@@ -30,7 +28,9 @@ class FakeTiers:
     failure_rate: float = 0.0
     damaged: set[bytes] = field(default_factory=set)
     seed: int = 0
-    blocks: dict[Tier, OrderedDict[bytes, Bytes]] = field(default_factory=lambda: {Tier.RAM: OrderedDict(), Tier.SSD: OrderedDict()})
+    blocks: dict[Tier, OrderedDict[bytes, Bytes]] = field(
+        default_factory=lambda: {Tier.RAM: OrderedDict(), Tier.SSD: OrderedDict()}
+    )
     owners: dict[bytes, bytes] = field(default_factory=dict)
     held: dict[bytes, float] = field(default_factory=dict)
     loads: list[FakeLoad] = field(default_factory=list)
@@ -38,6 +38,7 @@ class FakeTiers:
     closed: bool = False
 
     def __post_init__(self) -> None:
+        self.blocks = {Tier.RAM: OrderedDict(), Tier.SSD: OrderedDict()}
         self.rng = random.Random(self.seed)
 
     def where(self, key: bytes) -> Tier | None:
@@ -149,5 +150,3 @@ class FakeLoad:
             self.closed = True
             for _, data in self.found:
                 data[:] = 255
-
-

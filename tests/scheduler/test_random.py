@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from obole.cache.managers import KVCacheManager
 from obole.cache.spec import CacheGroup, StateKind
 from obole.config import SchedulerConfig
+from obole.costmodel import StepCost
 from obole.errors import InvalidRequest
 from obole.scheduler.receipt import receipt
 from obole.scheduler.scheduler import Scheduler
@@ -72,16 +73,20 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
     return SchedulerConfig(
         max_batch_tokens=draw(st.sampled_from([1, 3, 7, 16, 40, 128])),
         max_sequences=draw(st.sampled_from([1, 2, 5, 16])),
+        step_stretch=draw(st.sampled_from([1.0, 2.0, 6.0])),
         prefix_cache=draw(st.sampled_from([True, True, True, False])),
     )
+
+
+COST = StepCost([1, 2, 4, 8, 16], [1.0, 1.1, 1.3, 2.0, 3.5], context_seconds=0.001, read_seconds=0.001)
 
 
 class Run:
     """Drives a scheduler and a fake model to the end, checking the books at every turn."""
 
-    def __init__(self, layout: tuple[CacheGroup, ...], blocks: int, config: SchedulerConfig, drafts: int = 0) -> None:
+    def __init__(self, layout: tuple[CacheGroup, ...], blocks: int, config: SchedulerConfig, drafts: int = 0, cost: StepCost | None = None) -> None:
         cache = KVCacheManager(layout, blocks, {}, prefix_cache=config.prefix_cache, chunk=config.max_batch_tokens)
-        self.scheduler = Scheduler(config, cache, CONTEXT)
+        self.scheduler = Scheduler(config, cache, CONTEXT, cost)
         self.model = FakeModel(layout, blocks, config.max_batch_tokens, VOCAB)
         self.config = config
         self.sequences: list[Sequence] = []
@@ -175,9 +180,9 @@ def check_answers(run: Run, workload: list[Job]) -> None:
 
 
 @settings(max_examples=80, deadline=None)
-@given(st.sampled_from(LAYOUTS), st.integers(4, 24), configs(), workloads(), st.sampled_from([0, 3, 40]))
-def test_every_answer_equals_the_request_run_alone(layout, blocks, config, workload, drafts):
-    run = Run(layout, blocks, config, drafts)
+@given(st.sampled_from(LAYOUTS), st.integers(4, 24), configs(), workloads(), st.sampled_from([0, 3, 40]), st.sampled_from([None, COST]))
+def test_every_answer_equals_the_request_run_alone(layout, blocks, config, workload, drafts, cost):
+    run = Run(layout, blocks, config, drafts, cost)
     run.play(workload)
     check_answers(run, workload)
 

@@ -222,9 +222,7 @@ def test_a_decoding_sequence_planned_already_makes_way_for_an_older_prompt(monke
     planned: list[bool] = []
     preempt = driver.scheduler._preempt
     monkeypatch.setattr(
-        driver.scheduler,
-        "_preempt",
-        lambda seq, plan, now: (planned.append(seq in plan.sequences), preempt(seq, plan, now)),
+        driver.scheduler, "_preempt", lambda seq, plan: (planned.append(seq in plan.sequences), preempt(seq, plan))
     )
     driver.run()
     assert planned == [True]

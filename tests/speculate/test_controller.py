@@ -13,6 +13,7 @@ import pytest
 from fakes.drafters import Automaton, Says, Scripted
 from obole.costmodel import StepCost
 from obole.speculate.acceptance import Counts, Kind
+from obole.speculate.allowance import SHARE, START, affordable, prices
 from obole.speculate.controller import Controller, Drafter, Speculation, Step, always
 from obole.speculate.lookup import IndexStore, Lookup
 from obole.speculate.memory import Memory, Recollection
@@ -124,6 +125,14 @@ def test_nothing_is_drafted_where_a_row_costs_a_step():
     assert sum(world.run()) == 0
 
 
+def test_what_drafted_rows_cost_in_tokens():
+    seconds = np.array([2.0, 2.0, 2.5, 4.0])
+    lost = prices(seconds, decoding=4, extra=0.25)
+    assert lost.tolist() == [0.0, 0.5, 2.0, 5.5]  # (0, 0.25, 1.0, 2.75) / 2.0 s of 4 tokens
+    assert [affordable(a, lost) for a in (-3.0, 0.0, 0.4, 0.5, 1.9, 5.5, 9.0)] == [0, 0, 0, 1, 1, 3, 3]
+    assert affordable(0.0, prices(np.ones(5), 1, 0.0)) == 4  # what is free is free
+
+
 def test_everything_is_drafted_where_rows_are_free():
     world = World(FREE, seeing(lambda: 1.0, random.Random(1), most=LONGEST_DRAFT))
     world.add(1, 150)
@@ -192,6 +201,30 @@ def test_never_more_than_three_per_cent_slower(count, chance, spoilt):
     world.add(count, 400)
     world.run()
     assert world.clock.now - begin < 1.03 * plain_seconds(count, 400)
+
+
+@pytest.mark.parametrize("tokens", [4, 20, 60])
+@pytest.mark.parametrize("spoilt", [False, True])
+def test_a_short_answer_loses_half_a_token_and_two_per_cent_at_most(tokens, spoilt):
+    """Whatever the estimates promise: after a turn from right to wrong they promise everything."""
+    now = [1.0]
+    world = World(CPU, seeing(lambda: now[0], random.Random(8)))
+    if spoilt:
+        world.add(1, 2000)
+        world.run()
+    begin, now[0] = world.clock.now, 0.0
+    world.add(1, tokens)
+    drafted = world.run()
+    assert sum(drafted) > 0 or tokens == 4  # it was tried
+    assert world.clock.now - begin <= (START + SHARE * tokens) * CPU[0] + plain_seconds(1, tokens) + 1e-4
+
+
+def test_the_first_right_draft_takes_the_brake_off():
+    world = World(CPU, seeing(lambda: 1.0, random.Random(9), most=LONGEST_DRAFT))
+    world.add(1, 400)
+    drafted = world.run()
+    assert 0 < drafted[0] <= 12  # 0.5 of a step of 20 ms buys a step of 30 ms
+    assert drafted[3] > 20
 
 
 @pytest.mark.parametrize(("chance", "gain"), [(0.6, 1.5), (0.8, 2.2), (1.0, 5.0)])

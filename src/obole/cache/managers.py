@@ -240,7 +240,7 @@ class KVCacheManager:
                 self.ledger.register(block, self.key_at(seq, place), owner)
 
     def adopt(self, seq: Sequence, empty: Iterable[Place]) -> int:
-        """After `reserve`: go on with the longest prefix that there is, while blocks at places `empty` are so; sets `num_computed`.
+        """After `reserve`: go on with the longest prefix that there is; sets `num_computed`. Blocks at places `empty` are so.
 
         That is what the sequence holds, or what the pool knows by now, if that is more. Blocks without a name are named when
         the sequence is next committed. Returns the tokens.

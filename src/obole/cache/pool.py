@@ -12,7 +12,6 @@ from obole.cache.spec import CacheGroup, CacheSpec
 from obole.config import BLOCK_SIZE
 from obole.errors import ModelError
 
-
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Rows = np.ndarray[Any, np.dtype[np.void]]
 

@@ -62,9 +62,10 @@ def assemble(model: str, revision: str | None, config: EngineConfig, progress: P
         draft = load_draft(config.draft, checkpoint, tokenizer, ops, config, core, progress)
     vocab_size = count_tokens(checkpoint, tokenizer)
     remembered = DRAFT_MEMORY if config.draft_memory is None else config.draft_memory
+    cost = core.scheduler.cost = calibrate(core.runner.steps, core.runner.num_groups, core.scheduler.max_prompt)
     controller = Controller(
         mode=config.speculate,
-        cost=calibrate(core.runner.steps, core.runner.num_groups, core.scheduler.max_prompt),
+        cost=cost,
         vocab_size=vocab_size,
         memory=Memory(remembered, config.draft_memory_seconds),
         store=IndexStore(remembered, config.draft_memory_seconds),

@@ -63,12 +63,14 @@ class Loader:
         self._step_blocks = max(1, STEP_BYTES // block_bytes)
         self._whole = any(group.kind is not StateKind.FULL for group in cache.groups)
         self._retry = 0.0
+        self._now = 0.0  # when the last step was planned
         cache.ledger.watch()
 
     # -- whether ----------------------------------------------------------------------------------------------------------
 
     def worth(self, seq: Sequence, found: int, now: float) -> int:
         """Tokens that will be cached after a load, if one pays; else 0. `found`: tokens that are cached in the pool."""
+        self._now = now
         tokens = self.cache.match(seq, self.tiers.where)
         if tokens <= found:
             return 0
@@ -102,6 +104,7 @@ class Loader:
 
     def over(self, seq: Sequence, now: float) -> bool:
         """Whether there is nothing more to wait for: all is laid, or all that comes, or waiting does not pay any longer."""
+        self._now = now
         one = self.loading[seq]
         if one.laid == len(one.places) or (one.load.over and one.laid == one.load.ready):
             return True
@@ -130,11 +133,11 @@ class Loader:
 
     # -- and its end ------------------------------------------------------------------------------------------------------
 
-    def drop(self, seq: Sequence, plan: StepPlan | None, now: float) -> None:
+    def drop(self, seq: Sequence, plan: StepPlan | None) -> None:
         """A sequence is to lose its blocks, whether it loads, or has entered by the `plan` that is being made."""
         one = self.loading.pop(seq, None)
         if one is not None:
-            seq.tally.load_seconds += now - one.began
+            seq.tally.load_seconds += max(0.0, self._now - one.began)
             one.load.close()
         if plan is not None and plan.promotions:
             lost = {block for table in seq.tables for block in table}
@@ -145,17 +148,17 @@ class Loader:
         one = self.loading.get(seq)
         return any(other.seq is seq for other in self.entered) if one is None else one.named < one.laid
 
-    def settled(self, now: float) -> None:
+    def settled(self) -> None:
         """The step has run: name what it has laid into the pool, and let go of the loads that are over."""
-        self._bury(now)
+        self._bury()
         for one in self.loading.values():
             self.cache.name(one.seq, one.places[one.named : one.laid])
             one.named = one.laid
         self._close()
 
-    def abandoned(self, now: float) -> list[Sequence]:
+    def abandoned(self) -> list[Sequence]:
         """The step has failed: the sequences with blocks that it may not have filled, which they must not keep."""
-        self._bury(now)
+        self._bury()
         doubtful = [one.seq for one in self.loading.values() if one.named < one.laid]
         doubtful += [one.seq for one in self.entered]
         self._close()
@@ -167,10 +170,10 @@ class Loader:
         self.loading.clear()
         self._close()
 
-    def _bury(self, now: float) -> None:
+    def _bury(self) -> None:
         """Let go of the loads of sequences that were cancelled while the step was under way."""
         for seq in [seq for seq in self.loading if seq.dead]:
-            self.drop(seq, None, now)
+            self.drop(seq, None)
 
     def _close(self) -> None:
         for one in self.entered:

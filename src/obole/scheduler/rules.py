@@ -1,8 +1,9 @@
-"""What a step does to one sequence: the rows it takes, and the tokens it yields. Pure functions on plain data."""
+"""What a step does to one sequence, the rows it takes and the tokens it yields; and where sequences may be. Pure."""
 
 from __future__ import annotations
 
-from obole.types import FinishReason, Sequence, Source, StepPlan
+from obole.cache.ledger import LedgerError
+from obole.types import FinishReason, Sequence, Source, Status, StepPlan
 
 
 def append(plan: StepPlan, seq: Sequence, rows: int) -> None:
@@ -56,3 +57,17 @@ def take(seq: Sequence, new: list[int]) -> tuple[int, FinishReason | None]:
         if length >= max_len:
             return taken, FinishReason.LENGTH
     return taken, None
+
+
+def check_places(
+    live: set[Sequence], waiting: list[Sequence], running: list[Sequence], loading: list[Sequence], loads: set[Sequence]
+) -> None:
+    """Raise `LedgerError` unless every live sequence is in one of the lists, and there as it should be."""
+    if len(live) != len(waiting) + len(running) + len(loading) or {*waiting, *running, *loading} != live:
+        raise LedgerError("A sequence is lost, or in two places.")
+    if any(seq.status is not Status.WAITING or seq.tables for seq in waiting):
+        raise LedgerError("A waiting sequence owns blocks.")
+    if any(seq.status is not Status.RUNNING for seq in running):
+        raise LedgerError("A sequence runs that should not.")
+    if any(seq.status is not Status.LOADING for seq in loading) or not loads >= set(loading):
+        raise LedgerError("A sequence waits for blocks that do not come.")

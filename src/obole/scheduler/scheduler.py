@@ -1,11 +1,13 @@
 """Decides what each step computes. No torch, no clock of its own.
 
 There are no phases: a sequence has tokens, and a count of those already computed; a step computes some of the rest, at most
-`max_batch_tokens` rows over all sequences. Sequences that lack a single token, the decoding ones, are served first, so that a
-long prompt never stalls them; the rest of the budget goes to the others, oldest first, and then to the queue. A draft is a few
-more tokens that are not computed yet; it takes rows and blocks that nobody else wants, and is shortened or dropped without.
+`max_batch_tokens` rows over all sequences. Sequences that lack a single token, the decoding ones, are served first; what the
+budget (`budget.py`) leaves goes to the others, oldest first, and then to the queue: a long prompt goes in pieces that make the
+decoding ones wait only `step_stretch` times longer. A draft is a few more tokens that are not computed yet; it takes rows and
+blocks that nobody else wants, and is shortened or dropped without. Sequences whose beginning is in a lower tier own blocks and
+wait, while others go on, until these are filled (`loading.py`).
 
-Order of arrival is the one priority. Without room in the KV pool the youngest running sequence goes back to the queue, where
+Order of arrival is the one priority. Without room in the KV pool the youngest admitted sequence goes back to the queue, where
 nobody overtakes it. So the oldest sequence is never interrupted, and since the pool could hold it alone (else it was
 refused at the door), it ends; then another one is the oldest.
 """
@@ -14,40 +16,34 @@ from __future__ import annotations
 
 from bisect import insort
 from itertools import repeat
-from typing import NamedTuple
 
 from obole.cache.ledger import LedgerError
 from obole.cache.managers import KVCacheManager
 from obole.config import BLOCK_SIZE, SchedulerConfig
+from obole.costmodel import StepCost
 from obole.errors import InvalidRequest
-from obole.scheduler.admission import longest_computable, refuse_impossible
+from obole.scheduler.admission import Stuck, longest_computable, refuse_impossible
+from obole.scheduler.budget import StepBudget, step_budget
 from obole.scheduler.loading import Loader
-from obole.scheduler.rules import append, book_draft, take
+from obole.scheduler.rules import append, book_draft, check_places, take
 from obole.types import Draft, Event, FinishReason, Sequence, Source, Status, StepPlan, StepResult
-
-
-class _Stuck(NamedTuple):
-    """The head of the queue did not fit: it is not tried again, at the cost of a look-up per block, before this changes."""
-
-    seq: Sequence
-    available: int  # blocks
-    running: int  # sequences
 
 
 class Scheduler:
     """`add` sequences, then `plan` a step, run it, and `settle` it, until nothing `has_work`.
 
-    `max_context`: most tokens of prompt and output together. All times are seconds on the caller's clock.
-    `loader`: brings blocks up from lower tiers; its owner may set it before anything is added.
+    `max_context`: most tokens of prompt and output together. `cost`: what steps take; None: only rows are limited. `loader`
+    brings blocks up from lower tiers; it may be set before anything is added. All times are seconds on the caller's clock.
     """
 
-    def __init__(self, config: SchedulerConfig, cache: KVCacheManager, max_context: int, loader: Loader | None = None) -> None:
+    def __init__(self, config: SchedulerConfig, cache: KVCacheManager, max_context: int, cost: StepCost | None = None) -> None:
         if cache.chunk < config.max_batch_tokens:
             raise ValueError(f"The cache reckons with {cache.chunk} tokens in a step, but max_batch_tokens is larger.")
         self.config = config
         self.cache = cache
-        self.loader = loader
+        self.loader: Loader | None = None
         self.max_context = max_context
+        self.cost = cost
         self.max_prompt = longest_computable(cache, max_context)
         """Most tokens of one sequence that an empty pool can compute, and so score."""
         self.max_length = min(max_context, self.max_prompt + 1)
@@ -61,7 +57,7 @@ class Scheduler:
         self._dying: list[Sequence] = []  # cancelled during the step under way: they own blocks until it is settled
         self._lost: dict[Sequence, int] = {}  # preempted: how many tokens had been computed
         self._under_way: StepPlan | None = None
-        self._stuck: _Stuck | None = None
+        self._stuck: Stuck | None = None
 
     # -- the door ---------------------------------------------------------------------------------------------------------
 
@@ -96,7 +92,7 @@ class Scheduler:
                     seq.dead = True
                     self._dying.append(seq)
                 elif self.loader is not None:
-                    self.loader.drop(seq, None, now)
+                    self.loader.drop(seq, None)
             self._finish(seq, FinishReason.CANCELLED, now)
             events.append(Event(seq, (), FinishReason.CANCELLED))
         return events
@@ -129,9 +125,16 @@ class Scheduler:
 
     def other_rows(self) -> int:
         """Rows that prompts will about take in the next step, beside the decoding sequences."""
-        most = self.config.max_batch_tokens
-        rows = sum(len(s.tokens) - s.num_computed - 1 for s in self._running)
+        behind = [s for s in self._running if len(s.tokens) > s.num_computed + 1]
+        if not behind and not self._waiting:
+            return 0
+        budget = self._budget([s.num_computed for s in self._running if len(s.tokens) == s.num_computed + 1])
+        most = budget.room(behind[0].num_computed if behind else 0)
+        rows = sum(len(s.tokens) - s.num_computed for s in behind)
         return min(most, rows + sum(len(s.tokens) for s in self._waiting[:8]) if rows < most else rows)
+
+    def _budget(self, starts: list[int]) -> StepBudget:
+        return step_budget(self.config, len(starts), sum(starts), self.cost)
 
     # -- plan -------------------------------------------------------------------------------------------------------------
 
@@ -142,10 +145,11 @@ class Scheduler:
         plan = self._under_way = StepPlan([], [], [], [], [])
         for seq in tuple(self._loading):
             self._advance(seq, plan, now)
-        behind = self._plan_decoding(plan, now)
-        self._plan_chunks(plan, behind, now)
-        if self._waiting:
-            self._admit(plan, now)
+        behind = self._plan_decoding(plan)
+        if behind or self._waiting:
+            budget = self._budget(plan.starts)
+            if self._plan_chunks(plan, behind, budget):
+                self._admit(plan, now, budget)
         self._plan_drafts(plan)
         if not plan.sequences and not plan.promotions:
             if self._order and not self._loading:
@@ -164,9 +168,9 @@ class Scheduler:
         if loader.over(seq, now):
             self._loading.remove(seq)
             self._start(seq, loader.enter(seq, plan, now), now)
-            self._make_room(seq, seq.num_computed + 1, plan, now)  # copies the last block at once if others hold it
+            self._make_room(seq, seq.num_computed + 1, plan)  # copies the last block at once if others hold it
 
-    def _plan_decoding(self, plan: StepPlan, now: float) -> list[Sequence]:
+    def _plan_decoding(self, plan: StepPlan) -> list[Sequence]:
         """One row for each sequence that lacks one; returns the others. Runs 256 times a step: no calls off the boundary."""
         sequences, starts, samples = plan.sequences, plan.starts, plan.samples
         behind = []
@@ -177,7 +181,7 @@ class Scheduler:
                 behind.append(seq)
                 continue
             # Between steps no running sequence shares the block it writes next (see `_enter`), so only a new one is asked for.
-            if start % BLOCK_SIZE == 0 and not self._make_room(seq, length, plan, now):
+            if start % BLOCK_SIZE == 0 and not self._make_room(seq, length, plan):
                 break
             sequences.append(seq)
             starts.append(start)
@@ -207,66 +211,69 @@ class Scheduler:
         plan.rows[i] += most
         plan.total_rows += most
 
-    def _plan_chunks(self, plan: StepPlan, behind: list[Sequence], now: float) -> None:
+    def _plan_chunks(self, plan: StepPlan, behind: list[Sequence], budget: StepBudget) -> bool:
+        """Parts of the prompts that are under way. False if there was no room for all of them, and so is none for others."""
         for seq in behind:
-            budget = self.config.max_batch_tokens - plan.total_rows
-            if budget <= 0 or seq.status is not Status.RUNNING:
+            start = seq.num_computed
+            room = budget.room(start)
+            if room <= 0:
+                return False
+            if seq.status is not Status.RUNNING:
                 break
-            rows = min(budget, len(seq.tokens) - seq.num_computed)
-            if not self._make_room(seq, seq.num_computed + rows, plan, now):
+            rows = min(room, len(seq.tokens) - start)
+            if not self._make_room(seq, start + rows, plan):
                 break
             append(plan, seq, rows)
+            budget.take(rows, start)
+        return True
 
-    def _make_room(self, seq: Sequence, upto: int, plan: StepPlan, now: float) -> bool:
+    def _make_room(self, seq: Sequence, upto: int, plan: StepPlan) -> bool:
         """Blocks for the tokens before `upto`, at the cost of younger sequences. False if `seq` itself had to go."""
         while (copies := self.cache.allocate(seq, upto)) is None:
-            victim = max((queue for queue in (self._running, self._loading) if queue), key=self._youngest).pop()
-            self._preempt(victim, plan, now)
-            if victim is seq:
+            youngest = max((queue[-1] for queue in (self._running, self._loading) if queue), key=self._order.__getitem__)
+            self._preempt(youngest, plan)
+            if youngest is seq:
                 return False
         plan.copies += copies
         return True
 
-    def _youngest(self, queue: list[Sequence]) -> int:
-        return self._order[queue[-1]]
-
-    def _preempt(self, seq: Sequence, plan: StepPlan, now: float) -> None:
+    def _preempt(self, seq: Sequence, plan: StepPlan) -> None:
         if seq in plan.sequences:  # a decoding sequence makes way for an older prompt
             i = plan.sequences.index(seq)
             plan.total_rows -= plan.rows[i]
             for parallel in (plan.sequences, plan.starts, plan.rows, plan.samples):
                 del parallel[i]
         seq.draft = None
+        (self._loading if seq.status is Status.LOADING else self._running).remove(seq)
         if seq.status is Status.RUNNING:
             self._lost[seq] = seq.num_computed
             seq.tally.preemptions += 1
         if self.loader is not None:
-            self.loader.drop(seq, plan, now)
+            self.loader.drop(seq, plan)
         self.cache.release(seq)
         seq.status = Status.WAITING
         insort(self._waiting, seq, key=self._order.__getitem__)
 
     # -- admission --------------------------------------------------------------------------------------------------------
 
-    def _admit(self, plan: StepPlan, now: float) -> None:
-        if self._still_stuck():
+    def _admit(self, plan: StepPlan, now: float, budget: StepBudget) -> None:
+        if not self._waiting or self._still_stuck():
             return
         waiting, config = self._waiting, self.config
         reserve = sum(self._wants_soon(seq) for seq in (*self._running, *self._loading))
         i = 0
-        # Every running sequence has a row in a plan with rows to spare, so no more run than a step has rows.
-        most = min(config.max_sequences, config.max_batch_tokens)
-        while i < len(waiting) and plan.total_rows < config.max_batch_tokens and self._admitted < most:
+        most = min(config.max_sequences, config.max_batch_tokens)  # each of those running wants a row some day
+        while i < len(waiting) and budget.room(0) > 0 and self._admitted < most:
             seq = waiting[i]
             parent = seq.parent
             at_work = parent is not None and parent.status in (Status.RUNNING, Status.LOADING)
             if parent is not None and at_work and parent.num_computed < parent.prompt_len:
                 i += 1  # waits for a prompt that is being computed, which is no reason for others to wait
-            elif self._enter(seq, plan, now, reserve):
+            elif self._enter(seq, plan, now, reserve, budget):
                 del waiting[i]
                 reserve += self._wants_soon(seq)
             else:
-                self._stuck = _Stuck(seq, self.cache.available, self._admitted)
+                self._stuck = Stuck(seq, self.cache.available, self._admitted)
                 break
 
     @property
@@ -279,7 +286,7 @@ class Scheduler:
             return False
         return 0 < self._admitted >= stuck.running and self.cache.available <= stuck.available
 
-    def _enter(self, seq: Sequence, plan: StepPlan, now: float, reserve: int) -> bool:
+    def _enter(self, seq: Sequence, plan: StepPlan, now: float, reserve: int, budget: StepBudget) -> bool:
         """Give a waiting sequence a place if all of its tokens fit beside the `reserve` that the running ones want soon."""
         cache = self.cache
         parent = seq.parent
@@ -287,10 +294,10 @@ class Scheduler:
         if not forked:
             hit = cache.match(seq)
             if self.loader is not None and (tokens := self.loader.worth(seq, hit, now)):
-                return self._load(seq, tokens, hit, plan, now, reserve)
+                return self._load(seq, tokens, hit, plan, now, reserve, budget)
             cache.attach(seq, hit)
         hit = seq.num_computed
-        upto = min(len(seq.tokens), hit + self.config.max_batch_tokens - plan.total_rows)
+        upto = min(len(seq.tokens), hit + max(1, budget.room(hit)))
         fits = not self._admitted or cache.missing(seq, len(seq.tokens)) + reserve <= cache.available
         # Copies the last block at once if others hold it, so that the sequence owns what it will write.
         copies = cache.allocate(seq, upto) if fits else None
@@ -302,9 +309,10 @@ class Scheduler:
             seq.prompt_logprobs = list(parent.prompt_logprobs)
         self._start(seq, hit, now)
         append(plan, seq, upto - hit)
+        budget.take(upto - hit, hit)
         return True
 
-    def _load(self, seq: Sequence, tokens: int, hit: int, plan: StepPlan, now: float, reserve: int) -> bool:
+    def _load(self, seq: Sequence, tokens: int, hit: int, plan: StepPlan, now: float, reserve: int, budget: StepBudget) -> bool:
         """Give a waiting sequence blocks for `tokens` cached tokens; those beyond `hit` come up from a lower tier."""
         cache, loader = self.cache, self.loader
         places = cache.reserve(seq, tokens)
@@ -319,9 +327,11 @@ class Scheduler:
         insort(self._loading, seq, key=self._order.__getitem__)
         self._advance(seq, plan, now)
         if seq.status is Status.RUNNING:
-            rows = min(len(seq.tokens) - seq.num_computed, self.config.max_batch_tokens - plan.total_rows)
-            if self._make_room(seq, seq.num_computed + rows, plan, now):
+            start = seq.num_computed
+            rows = min(len(seq.tokens) - start, max(1, budget.room(start)))
+            if self._make_room(seq, start + rows, plan):
                 append(plan, seq, rows)
+                budget.take(rows, start)
         return True
 
     def _start(self, seq: Sequence, hit: int, now: float) -> None:
@@ -399,7 +409,7 @@ class Scheduler:
             if tokens or reason is not None:
                 events.append(Event(seq, tuple(tokens), reason, sources))
         if self.loader is not None:
-            self.loader.settled(now)
+            self.loader.settled()
         self._sweep()
         self._under_way = None
         return events
@@ -411,11 +421,9 @@ class Scheduler:
         self._under_way = None
         ids = dict.fromkeys(seq.request.id for seq in plan.sequences if seq.status is Status.RUNNING)
         events = [event for request_id in ids for event in self.cancel(request_id, now)]
-        for seq in [] if self.loader is None else self.loader.abandoned(now):
-            for queue in (self._running, self._loading):
-                if seq in queue:
-                    queue.remove(seq)
-                    self._preempt(seq, plan, now)
+        for seq in [] if self.loader is None else self.loader.abandoned():
+            if seq.status in (Status.RUNNING, Status.LOADING):
+                self._preempt(seq, plan)
         return events
 
     def repair(self, now: float) -> bool:
@@ -479,19 +487,11 @@ class Scheduler:
 
     def check(self) -> None:
         """Raise `LedgerError` unless every live sequence is in one place and every block has its rightful holders."""
-        queued, running, loading = set(self._waiting), set(self._running), set(self._loading)
-        places = len(self._waiting) + len(self._running) + len(self._loading)
         live = {seq for seqs in self._requests.values() for seq in seqs}
-        if len(live) != places or queued | running | loading != live or live != set(self._order):
-            raise LedgerError("A sequence is lost, or in two places.")
-        if not set(self._lost) <= queued | loading or not loading <= set(self.loader.loading if self.loader else ()):
-            raise LedgerError("A sequence was preempted and is not in the queue, or waits for a load that there is not.")
-        if any(seq.status is not Status.WAITING or seq.tables for seq in queued):
-            raise LedgerError("A waiting sequence owns blocks.")
-        if any(seq.status is not Status.RUNNING for seq in running):
-            raise LedgerError("A sequence runs that should not.")
-        if any(seq.status is not Status.LOADING for seq in loading):
-            raise LedgerError("A sequence loads that should not.")
+        loads = set() if self.loader is None else set(self.loader.loading)
+        check_places(live, self._waiting, self._running, self._loading, loads)
+        if live != set(self._order) or not set(self._lost) <= {*self._waiting, *self._loading}:
+            raise LedgerError("A sequence is on some list that it should not be on.")
         self.cache.check([*self._running, *self._loading, *self._dying])
         if not self.has_work and self.cache.usage().in_use:
             raise LedgerError("The engine is idle, but blocks are in use.")

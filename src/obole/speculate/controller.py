@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from obole.costmodel import StepCost
+from obole.speculate import allowance
 from obole.speculate.acceptance import Acceptance, Counts, Kind, kind_of
 from obole.speculate.lengths import best_alone, best_lengths
 from obole.speculate.lookup import IndexStore, Lookup
@@ -73,6 +74,8 @@ class Speculation:
     kind: Kind | None = None
     remembered: bool = False  # when it has ended, as it draws on what is remembered of others
     model_allowed: bool = False
+    allowance: float = allowance.START  # tokens that may be lost on drafts
+    spent: float = 0.0  # seconds on finding the drafts of the step under way
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +159,8 @@ class Controller:
                 sources = [proposal.source] * len(proposal.tokens)
                 seq.draft = Draft(proposal.tokens, sources, proposal.distributions).first(length)
         share = (self.clock() - started) / len(able)
-        for seq in members:
+        for seq, state in able:
+            state.spent = share
             seq.tally.draft_seconds += share
             seq.tally.saved_seconds -= share
 
@@ -170,12 +174,17 @@ class Controller:
         )
         if plan.total_rows <= self.cost.rows[-1]:
             self.cost.observe(plan.total_rows, context_rows, context, seconds)
+        per_token = plain / max(1, sum(plan.samples))
+        per_row = (seconds - plain) / max(1, sum(n for _, n in drafted))
         for seq, tokens in zip(plan.sequences, chosen, strict=True):
             state = seq.speculation
             if not tokens or not isinstance(state, Speculation):
                 continue
+            lost, state.spent = state.spent, 0.0
             if seq.draft is not None:
                 seq.tally.saved_seconds += (len(tokens) - 1) * plain - max(0.0, seconds - plain)
+                lost += per_row * len(seq.draft.tokens)
+            state.allowance += allowance.SHARE + len(tokens) - 1 - lost / per_token
             proposal, kind = state.proposal, state.kind
             state.proposal = state.kind = None
             if proposal is None or kind is None:
@@ -280,11 +289,15 @@ def by_cost(step: Step) -> list[int]:
     per_row = cost.context_seconds * contexts / count
     seconds = cost.curve(rows + LONGEST_DRAFT * count) + (cost.read_seconds * contexts + per_row * count)
     worth = step.decoding * (seconds[rows + 1] - seconds[rows] + per_row) / seconds[rows]  # chance at which a row pays
+    lost = allowance.prices(seconds[rows:], step.decoding, per_row)
     survival: list[list[float]] = []
     for state in step.states:
         proposal, kind = state.proposal, state.kind
         if proposal is not None and kind is not None and acceptance.first(kind, state.own) > worth:
-            survival.append(acceptance.survival(kind, state.own, proposal.length, len(proposal.tokens)))
+            most = len(proposal.tokens)
+            if kind.source is not Source.FORCED:  # what is certain cannot be lost
+                most = min(most, allowance.affordable(state.allowance, lost))
+            survival.append(acceptance.survival(kind, state.own, proposal.length, most))
         else:
             survival.append([])
     _ask_where_it_pays(step, survival, seconds[rows:], per_row)
@@ -308,12 +321,14 @@ def _ask_where_it_pays(step: Step, survival: list[list[float]], seconds: Floats,
     model = controller.draft_model
     if model is None:
         return
+    lost = allowance.prices(seconds, step.decoding, per_row + model.seconds_per_token)
     asked: list[int] = []
     lengths: list[int] = []
     for i, state in enumerate(step.states):
         if not state.model_allowed:
             continue
-        curve = controller.acceptance.survival(MODEL_DRAFT, state.own, 1, room_for(step.seqs[i], LONGEST_MODEL_DRAFT))
+        most = min(room_for(step.seqs[i], LONGEST_MODEL_DRAFT), allowance.affordable(state.allowance, lost))
+        curve = controller.acceptance.survival(MODEL_DRAFT, state.own, 1, most)
         length, rate = best_alone(curve, step.decoding, seconds, per_row + model.seconds_per_token)
         if length and rate > best_alone(survival[i], step.decoding, seconds, per_row)[1]:
             asked.append(i)
