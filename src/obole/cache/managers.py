@@ -110,7 +110,7 @@ class KVCacheManager:
         self.prefix_cache = prefix_cache
         self.chunk = chunk
         layout: list[Value] = [[group.kind.value, group.window, group.layers] for group in groups]
-        self._identity = canonical([identity, BLOCK_SIZE, layout])
+        self.identity = canonical([identity, BLOCK_SIZE, layout])
         self._suffixes = tuple(group_suffix(g) for g in range(len(groups)))
         self._full = tuple(g for g, group in enumerate(groups) if group.kind is StateKind.FULL)
         self._partial = tuple(g for g, group in enumerate(groups) if group.kind is not StateKind.FULL)
@@ -391,5 +391,5 @@ class KVCacheManager:
 
     def _extend_keys(self, seq: Sequence, count: int) -> None:
         if len(seq.keys) < count:
-            root = b"" if seq.keys else root_key(self._identity, seq.request.tenant)
+            root = b"" if seq.keys else root_key(self.identity, seq.request.tenant)
             extend_keys(seq.keys, root, seq.tokens, count)

@@ -20,6 +20,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, NamedTuple, TypeAlias
 
+from obole.cache.tiers.store import StoreStats
 from obole.engine.async_stream import AsyncStream, Feed
 from obole.engine.engine import Engine, _Live
 from obole.engine.prompts import Prompt, prompt_ids
@@ -160,6 +161,10 @@ class AsyncEngine:
         usage = scheduler.cache.usage()
         return Snapshot(scheduler.num_running, scheduler.num_waiting, usage.in_use, usage.total)
 
+    def tier_stats(self) -> StoreStats | None:
+        """What the tiers below the KV pool hold and have moved; None without any. From any thread."""
+        return self.engine.tier_stats
+
     def _arrive(self) -> None:
         """Count a request among those that wait, though the scheduler does not know it yet."""
         with self._door:
@@ -220,6 +225,8 @@ class AsyncEngine:
     def _cycle(self) -> None:
         """Make the calls of others, waiting for one when there is nothing to compute; then one step."""
         while self._open and (not self._jobs or not self._calls.empty()):
+            if self._calls.empty() and self.engine._when_idle():
+                continue
             self._calls.get()()
         now = self.engine._clock()
         while self._deadlines and self._deadlines[0][0] <= now:

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from obole.cache.tiers.store import StoreStats
 from obole.config import engine_config
 from obole.engine.assembly import assemble
 from obole.engine.prompts import Prompt, check_params, prediction_ids, prompt_ids, split_prompts
@@ -24,7 +25,7 @@ from obole.scheduler.receipt import receipt
 from obole.text.detokenizer import Detokenizer
 from obole.text.grammar import CompiledGrammar
 from obole.text.tool_formats import ToolFormat, detect_format
-from obole.types import Event, FinishReason, Grammar, Request, SamplingParams, Sequence
+from obole.types import Event, FinishReason, Grammar, Request, SamplingParams, Sequence, StepPlan, StepResult
 
 
 @dataclass(slots=True)
@@ -62,6 +63,7 @@ class Engine:
         self._scheduler = parts.scheduler
         self._runner = parts.runner
         self._controller = parts.controller
+        self._tiering = parts.tiering
         self.vocab_size = parts.vocab_size
         self._eos_ids = parts.eos_ids
         self._grammars = parts.grammars
@@ -80,6 +82,11 @@ class Engine:
     def max_scored(self) -> int:
         """Tokens that `score` takes at once: all are computed, while the newest token of an answer is not."""
         return self._scheduler.max_prompt
+
+    @property
+    def tier_stats(self) -> StoreStats | None:
+        """What the tiers below the KV pool hold and have moved; None without any. From any thread."""
+        return None if self._tiering is None else self._tiering.stats()
 
     @property
     def has_chat_template(self) -> bool:
@@ -154,6 +161,8 @@ class Engine:
             self._template.close()
         if self._grammars is not None:
             self._grammars.close()
+        if self._tiering is not None:
+            self._tiering.close()
 
     def __enter__(self) -> Engine:
         return self
@@ -224,20 +233,38 @@ class Engine:
             self._controller.draft(scheduler.decoding(), scheduler.other_rows())
             plan = scheduler.plan(self._clock())
             if plan is None:
+                if self._tiering is not None and scheduler.is_loading:
+                    self._tiering.wait()
                 return
             try:
-                started = self._clock()
-                result = self._runner.run(plan)
-                self._controller.observe(plan, result.tokens, self._clock() - started)
+                result, seconds = self._run(plan)
             except BaseException:  # also Ctrl-C: the requests of this step are over, all others go on
                 for event in self._scheduler.abandon(plan, self._clock()):
                     self._deliver(event)
                 raise
             for event in scheduler.settle(plan, result, self._clock()):
                 self._deliver(event)
+            if self._tiering is not None:
+                self._tiering.after_step(seconds)
         except BaseException:
             self._recover()
             raise
+
+    def _run(self, plan: StepPlan) -> tuple[StepResult, float]:
+        """What a step yields, and the seconds that its computing took."""
+        if self._tiering is not None:
+            self._tiering.carry(plan)
+        if not plan.sequences:
+            return StepResult([], [], []), 0.0
+        started = self._clock()
+        result = self._runner.run(plan)
+        seconds = self._clock() - started
+        self._controller.observe(plan, result.tokens, seconds)
+        return result, seconds
+
+    def _when_idle(self) -> bool:
+        """Do some of what can wait until nothing is to be computed. False if there is nothing more of that now."""
+        return self._tiering is not None and self._tiering.when_idle()
 
     def _recover(self) -> None:
         """After an exception: whatever the scheduler no longer knows must not be waited for."""

@@ -1,0 +1,148 @@
+"""Moves blocks between the pool and the tiers below it: the engine's hands, where the scheduler has decided.
+
+Blocks that the pool gives up go down in the step that takes their place. Blocks that it has just computed are written behind
+for the SSD, a few in a step: at most `SHARE` of the engine's time goes into that, and what has to wait is written later, as
+long as it is still in the pool or in RAM.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from blake3 import blake3
+
+from obole.cache.managers import KVCacheManager
+from obole.cache.pool import KVPool
+from obole.cache.prefix import canonical
+from obole.cache.tiers.interface import BlockName
+from obole.cache.tiers.store import StoreStats, TierStore
+from obole.config import EngineConfig, parse_ssd
+from obole.engine.machine import total_memory
+from obole.errors import ConfigError
+from obole.types import NamedBlock, StepPlan, Tier
+
+FORMAT_VERSION = 1  # of what a block's bytes mean; a store takes other versions for somebody else's
+SHARE = 0.03  # of the time of steps that writing behind may take on the engine's thread
+SAVED_SECONDS = 0.05  # of that share may be saved up
+BATCH = 8  # blocks written behind at a time
+PAUSE_SECONDS = 0.1  # after the disk could not take a block
+WAIT_SECONDS = 0.005  # that the engine sleeps at a time while it only waits for blocks: newcomers wait as long
+CLOSE_SECONDS = 10.0
+
+
+@dataclass(slots=True)
+class Tiering:
+    """Owns the store until `close`. `has_ram`: blocks go there first."""
+
+    store: TierStore
+    pool: KVPool
+    cache: KVCacheManager
+    has_ram: bool
+    clock: Callable[[], float]
+    _unwritten: deque[NamedBlock]
+    _credit: float = 0.0  # seconds
+    _paused_until: float = 0.0
+
+    def carry(self, plan: StepPlan) -> None:
+        """Before a step: take down what the pool gives up, then lay in what has come up."""
+        down = [named for named in plan.demotions if self._is_new(named.key)]
+        if down:
+            contents = self.pool.gather([named.block for named in down])
+            self.store.demote([BlockName(named.key, named.owner) for named in down], contents)
+        if plan.promotions:
+            blocks, contents_up = zip(*plan.promotions, strict=True)
+            self.pool.scatter(blocks, contents_up)
+
+    def _is_new(self, key: bytes) -> bool:
+        place = self.store.where(key)
+        return place is None or (self.has_ram and place is Tier.SSD)
+
+    def wait(self) -> None:
+        """Nothing can be computed before some block comes up."""
+        self.store.wait(WAIT_SECONDS)
+
+    def after_step(self, seconds: float) -> None:
+        """Write behind, for a share of what the step took."""
+        self._unwritten.extend(self.cache.ledger.take_named())
+        self._credit = min(SAVED_SECONDS, self._credit + SHARE * seconds)
+        while self._credit > 0 and self._unwritten and self.clock() >= self._paused_until:
+            began = self.clock()
+            self._write()
+            self._credit -= self.clock() - began
+
+    def when_idle(self) -> bool:
+        """Write some of what is left, or sleep a little if the disk is behind. False if there is nothing more."""
+        if not self._unwritten:
+            return False
+        if self.clock() < self._paused_until:
+            time.sleep(WAIT_SECONDS)
+        else:
+            self._write()
+        return True
+
+    def _write(self) -> None:
+        """One batch: blocks that are in the pool, and blocks that have gone down to RAM meanwhile."""
+        ledger, store, queue = self.cache.ledger, self.store, self._unwritten
+        here: list[NamedBlock] = []
+        below: list[NamedBlock] = []
+        while queue and len(here) + len(below) < BATCH:
+            named = queue.popleft()
+            if not store.wants(named.key):
+                continue
+            if ledger.key_of[named.block] == named.key:
+                here.append(named)
+            elif store.where(named.key) is Tier.RAM:
+                below.append(named)
+        if here:
+            store.persist([BlockName(n.key, n.owner) for n in here], self.pool.gather([n.block for n in here]))
+        if below:
+            load = store.load([n.key for n in below])
+            ready = load.ready
+            if ready:
+                contents = np.stack([load.block(i) for i in range(ready)])
+                store.persist([BlockName(n.key, n.owner) for n in below[:ready]], contents)
+            load.close()
+        refused = [named for named in (*here, *below) if store.wants(named.key)]
+        if refused:
+            queue.extendleft(reversed(refused))
+            self._paused_until = self.clock() + PAUSE_SECONDS
+
+    def forget(self, owner: bytes) -> int:
+        """Delete an owner's blocks from the store. Those in the pool have lost their names already, and are not written."""
+        return self.store.forget(owner)
+
+    def stats(self) -> StoreStats:
+        """From any thread."""
+        return self.store.stats()
+
+    def close(self) -> None:
+        """Write what is left, for at most ten seconds, and close the store."""
+        until = time.monotonic() + CLOSE_SECONDS
+        self._unwritten.extend(self.cache.ledger.take_named())
+        while self._unwritten and time.monotonic() < until:
+            self._write()
+            if self._paused_until > self.clock():
+                time.sleep(WAIT_SECONDS)
+                self._paused_until = 0.0
+        self.store.close()
+
+
+def open_tiering(config: EngineConfig, pool: KVPool, cache: KVCacheManager, clock: Callable[[], float]) -> Tiering | None:
+    """Open the tiers that the settings ask for. Raises `ConfigError` for those that there is no room for."""
+    if config.kv_ram is None and config.kv_ssd is None:
+        return None
+    ram = config.kv_ram or 0
+    if ram > total_memory():
+        raise ConfigError(f"kv_ram of {ram} bytes is more than the machine's memory ({total_memory()} bytes): set it to less.")
+    ssd = None
+    if config.kv_ssd is not None:
+        folder, size = parse_ssd(config.kv_ssd)
+        ssd = Path(folder).expanduser(), size
+    identity = blake3(canonical([FORMAT_VERSION, cache.identity])).digest()
+    store = TierStore(pool.block_bytes, identity, ram, ssd, clock)
+    return Tiering(store, pool, cache, ram > 0, clock, deque(maxlen=pool.num_blocks))
