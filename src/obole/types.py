@@ -16,6 +16,7 @@ from obole.errors import InvalidRequest
 MAX_STOPS = 64
 MAX_TOP_LOGPROBS = 100
 MAX_CHOICES = 128
+MAX_HOLD_SECONDS = 86_400.0
 
 
 class FinishReason(enum.StrEnum):
@@ -152,6 +153,8 @@ class SamplingParams:
     speculate: str | None = None  # which drafts to try, one of `SPECULATE`; None: as the engine is set. No answer depends on it
     prediction: str | tuple[int, ...] | None = None  # text that is expected back, mostly unchanged: a source of drafts
     grammar: Grammar | None = None  # what the answer must look like
+    hold_seconds: float | None = None  # keep the prompt's cached blocks so long after the answer, in preference to others
+    hold_messages: int | None = None  # of a chat, the messages up to which; None: the whole prompt
     shown_token_ids: tuple[int, ...] = ()  # control tokens that the text shows, such as those around tool calls
 
     def __post_init__(self) -> None:
@@ -170,6 +173,9 @@ class SamplingParams:
         _integer("n", self.n, 1, MAX_CHOICES)
         _integer("logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS, optional=True)
         _integer("prompt_logprobs", self.prompt_logprobs, 0, MAX_TOP_LOGPROBS, optional=True)
+        if self.hold_seconds is not None:
+            _number("hold_seconds", self.hold_seconds, 0.0, MAX_HOLD_SECONDS)
+        _integer("hold_messages", self.hold_messages, 0, 2**31 - 1, optional=True)
         if self.speculate is not None and self.speculate not in SPECULATE:
             raise InvalidRequest("speculate", f"speculate must be one of {', '.join(SPECULATE)}, not {self.speculate!r}.")
         if self.prediction is not None and not isinstance(self.prediction, str):
@@ -228,6 +234,7 @@ class Request:
     seed: int
     eos_ids: frozenset[int] = frozenset()
     tenant: str = ""
+    hold_tokens: int = 0  # leading tokens of the prompt to which `params.hold_seconds` applies
     prediction_ids: tuple[int, ...] = ()  # `params.prediction` as tokens
     arrival: float = 0.0  # seconds on the engine's clock
 
@@ -319,6 +326,7 @@ class Tally:
     cached: int = -1  # prompt tokens found in the cache when first scheduled; -1: not yet scheduled
     cached_by_tier: dict[Tier, int] = field(default_factory=dict)  # of these, those that came up from RAM or SSD
     load_seconds: float = 0.0  # spent waiting for blocks to come up
+    held: int = 0  # prompt tokens held in the pool when the answer had ended
     unread: int = 0  # prompt tokens that were never computed, because the request was cancelled
     recomputed: int = 0  # tokens computed again after preemption
     preemptions: int = 0
@@ -342,7 +350,8 @@ class Receipt:
     by rows, of what its forward passes read.
 
     `cached_by_tier`: cached tokens by where they were found, "device", "ram" and "ssd"; `load_seconds`: of those in the queue,
-    what was spent waiting for blocks to come up.
+    what was spent waiting for blocks to come up. `held_tokens`: leading tokens of the prompt that the pool keeps in preference
+    to others for the time asked for; what else was to be held is kept in lower tiers only, if there are any.
 
     `sources`: tokens of the answer by who proposed them; `drafted`: tokens proposed, by source, of which `rejected` were not
     what the model chose (or came after the end). `draftless_passes`: passes that chose a token without a draft.
@@ -377,6 +386,7 @@ class Receipt:
     acceptance: str = "exact"
     cached_by_tier: Mapping[str, int] = field(default_factory=dict)
     load_seconds: float = 0.0
+    held_tokens: int = 0
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from obole.scheduler.loading import Loader
 from obole.types import FinishReason
 
 PARAMS = SamplingParams(max_tokens=6, temperature=1.0, seed=4, logprobs=3, ignore_eos=True)
-SSD = 64 << 20
+SSD = 1 << 30
 
 
 @pytest.fixture

@@ -361,6 +361,16 @@ class KVCacheManager:
                 if table[j] >= 0:
                     self.ledger.release(table[j])
 
+    def hold(self, seq: Sequence, tokens: int, until: float) -> tuple[int, list[bytes]]:
+        """Keep the full blocks of a sequence's first `tokens` tokens in preference to others, as far as they may be held.
+
+        Returns the tokens so held in the pool, from the first on, and the keys of all these blocks.
+        """
+        places = [place for place in self._places(tokens // BLOCK_SIZE * BLOCK_SIZE) if place[1] < len(seq.keys)]
+        keys = [self.key_at(seq, place) for place in places]
+        refused = [j for (_, j), key in zip(places, keys, strict=True) if not self.ledger.hold(key, until)]
+        return min([*refused, tokens // BLOCK_SIZE]) * BLOCK_SIZE, keys
+
     def forget(self, tenant: str) -> int:
         """Delete the contents of a tenant's blocks. Returns how many there were."""
         return self.ledger.forget_owner(_owner_tag(tenant))

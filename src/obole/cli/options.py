@@ -87,7 +87,7 @@ SAMPLING: Mapping[str, Help] = {
 }
 
 # Fields of `SamplingParams` that are no options of this kind: the engine's own option does it, or a command has one for a file.
-NO_OPTIONS = frozenset({"speculate", "prediction", "grammar", "shown_token_ids"})
+NO_OPTIONS = frozenset({"speculate", "prediction", "grammar", "shown_token_ids", "hold_seconds", "hold_messages"})
 
 ENGINE: Mapping[str, Help] = {
     "kv_device": Help("Memory for the KV pool.", unset="from free memory", metavar="SIZE", parser=parse_size),

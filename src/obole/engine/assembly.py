@@ -81,8 +81,9 @@ def assemble(model: str, revision: str | None, config: EngineConfig, progress: P
     info = describe(model, checkpoint, core, ops, time.perf_counter() - started)
     grammars = None if tokenizer is None else GrammarCompiler(tokenizer, eos_ids, checkpoint.config.vocab_size)
     runner = dataclasses.replace(core.runner, vocab_size=vocab_size)
-    tiering = open_tiering(config, core.pool, core.cache, time.perf_counter)
+    tiering = open_tiering(config, core.pool, core.cache, controller.memory, time.perf_counter)
     if tiering is not None:
+        controller.saved = None if tiering.recall is None else tiering.recall.save
         chunk = config.scheduler.max_batch_tokens
         recompute = functools.partial(cost.prefill, chunk=chunk)
         core.scheduler.loader = Loader(core.cache, tiering.store, core.pool.block_bytes, recompute)

@@ -16,8 +16,8 @@ from typing import Any
 from obole.cache.tiers.store import StoreStats
 from obole.config import engine_config
 from obole.engine.assembly import assemble
-from obole.engine.prompts import Prompt, check_params, prediction_ids, prompt_ids, split_prompts
-from obole.engine.results import Choice, Delta, Result, Score
+from obole.engine.prompts import Prompt, Tools, check_params, held_tokens, prediction_ids, prompt_ids, split_prompts
+from obole.engine.results import Choice, Delta, Forgotten, Result, Score
 from obole.engine.sampler import choice_seed
 from obole.errors import InvalidRequest
 from obole.models.loading import Progress
@@ -120,8 +120,8 @@ class Engine:
             raise InvalidRequest("params", f"There are {len(split)} prompts but {len(each)} params.")
         live: list[_Live] = []
         try:
-            for ids, own in zip([self._ids(prompt) for prompt in split], each, strict=True):
-                live.append(self._submit(ids, own, tenant))
+            for prompt, ids, own in zip(split, [self._ids(prompt) for prompt in split], each, strict=True):
+                live.append(self._submit(prompt, ids, own, tenant))
             while any(one.unfinished for one in live):
                 self._step()
         finally:
@@ -134,7 +134,7 @@ class Engine:
 
         The request is checked and queued at once. Closing the stream (or leaving its `with` block) cancels the request.
         """
-        return Stream(self, self._submit(self._ids(prompt), params or SamplingParams(), tenant))
+        return Stream(self, self._submit(prompt, self._ids(prompt), params or SamplingParams(), tenant))
 
     def score(self, inputs: str | Seq[int] | Seq[str | Seq[int]], *, tenant: str = "") -> list[Score]:
         """Log-probability of each given token after those before it. Texts get the model's BOS as usual.
@@ -151,6 +151,29 @@ class Engine:
             Score(r.prompt_ids, tuple(None if p is None else p.logprob for p in r.prompt_logprobs or ()), r.receipt)
             for r in results
         ]
+
+    def forget(self, tenant: str = "") -> Forgotten:
+        """Delete what is kept of a tenant's requests, in every tier: blocks, and texts to draft from.
+
+        Requests under way go on, and leave nothing behind. When this returns, files have been overwritten, unless the disk
+        does not answer for a minute.
+        """
+        forgotten = self._forget(tenant)
+        self._flush()
+        return forgotten
+
+    def _flush(self) -> None:
+        """Wait for what was given to the disk. From any thread."""
+        if self._tiering is not None:
+            self._tiering.store.flush()
+
+    def _forget(self, tenant: str) -> Forgotten:
+        for live in self._live.values():
+            for sequence in live.sequences if live.request.tenant == tenant else ():
+                sequence.private = True
+        self._controller.forget(tenant)
+        device = self._scheduler.cache.forget(tenant)
+        return Forgotten(device, 0 if self._tiering is None else self._tiering.forget(tenant))
 
     def close(self) -> None:
         """Cancel what is running and stop the helper processes. Requests are refused afterwards."""
@@ -173,13 +196,18 @@ class Engine:
     def _ids(self, prompt: Prompt) -> tuple[int, ...]:
         return prompt_ids(prompt, self.tokenizer, self._template, self.vocab_size)
 
-    def _submit(self, ids: tuple[int, ...], params: SamplingParams, tenant: str) -> _Live:
-        live = self._prepare(ids, params, tenant)
+    def _submit(self, prompt: Prompt, ids: tuple[int, ...], params: SamplingParams, tenant: str) -> _Live:
+        live = self._prepare(prompt, ids, params, tenant)
         self._enter(live)
         return live
 
-    def _prepare(self, ids: tuple[int, ...], params: SamplingParams, tenant: str) -> _Live:
-        """A request, checked but not queued. The one half of submitting that is for any thread: it changes nothing."""
+    def _prepare(
+        self, prompt: Prompt, ids: tuple[int, ...], params: SamplingParams, tenant: str, tools: Tools | None = None
+    ) -> _Live:
+        """A request for an answer to `prompt`, whose tokens are `ids`, checked but not queued.
+
+        The one half of submitting that is for any thread: it changes nothing.
+        """
         if not isinstance(tenant, str):
             raise InvalidRequest("tenant", f"tenant must be text, not {type(tenant).__name__}.")
         if not isinstance(params, SamplingParams):
@@ -196,6 +224,7 @@ class Engine:
             seed=choice_seed(seed, 0),
             eos_ids=self._eos_ids,
             tenant=tenant,
+            hold_tokens=held_tokens(prompt, ids, params, self._template, tools),
             prediction_ids=prediction_ids(params, self.tokenizer, self.vocab_size),
             arrival=now,
         )
@@ -210,6 +239,8 @@ class Engine:
         if self._closed:
             raise InvalidRequest("engine", "This engine was closed: open another one.")
         self._scheduler.add(live.sequences)
+        if self._tiering is not None and self._tiering.recall is not None:
+            self._tiering.recall.meet(live.request.tenant)
         self._live[live.request.id] = live
 
     def _compiled(self, grammar: Grammar) -> CompiledGrammar:
@@ -289,6 +320,7 @@ class Engine:
             text = sequence.text.take()
             live.texts[sequence.index].append(text)
         if event.finish_reason is not None:
+            self._hold(sequence)
             self._controller.finish(sequence)
             live.unfinished -= 1
             if not live.unfinished:
@@ -299,6 +331,17 @@ class Engine:
         live.deltas.append(
             Delta(sequence.index, text, event.token_ids, event.finish_reason, live.result, event.sources, logprobs)
         )
+
+    def _hold(self, sequence: Sequence) -> None:
+        """Keep the blocks of a prompt, where its request asks for it and it was answered."""
+        request = sequence.request
+        seconds = request.params.hold_seconds
+        if seconds is None or sequence.private or sequence.finish_reason is FinishReason.CANCELLED:
+            return
+        until = self._clock() + seconds
+        sequence.tally.held, keys = self._scheduler.cache.hold(sequence, request.hold_tokens, until)
+        if self._tiering is not None:
+            self._tiering.hold(keys, until)
 
     def _result_of(self, live: _Live) -> Result:
         params = live.request.params

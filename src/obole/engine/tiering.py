@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +18,14 @@ from blake3 import blake3
 
 from obole.cache.managers import KVCacheManager
 from obole.cache.pool import KVPool
-from obole.cache.prefix import canonical
+from obole.cache.prefix import canonical, owner_tag
 from obole.cache.tiers.interface import BlockName
 from obole.cache.tiers.store import StoreStats, TierStore
 from obole.config import EngineConfig, parse_ssd
 from obole.engine.machine import total_memory
+from obole.engine.recall import Recall
 from obole.errors import ConfigError
+from obole.speculate.memory import Memory
 from obole.types import NamedBlock, StepPlan, Tier
 
 FORMAT_VERSION = 1  # of what a block's bytes mean; a store takes other versions for somebody else's
@@ -37,14 +39,16 @@ CLOSE_SECONDS = 10.0
 
 @dataclass(slots=True)
 class Tiering:
-    """Owns the store until `close`. `has_ram`: blocks go there first."""
+    """Owns the store until `close`. `has_ram`: blocks go there first. `recall`: None where no texts are kept."""
 
     store: TierStore
     pool: KVPool
     cache: KVCacheManager
     has_ram: bool
     clock: Callable[[], float]
+    recall: Recall | None
     _unwritten: deque[NamedBlock]
+    _held: dict[bytes, float] = field(default_factory=dict)  # until when, of blocks that may not be written yet
     _credit: float = 0.0  # seconds
     _paused_until: float = 0.0
 
@@ -68,6 +72,8 @@ class Tiering:
 
     def after_step(self, seconds: float) -> None:
         """Write behind, for a share of what the step took."""
+        if self.recall is not None:
+            self.recall.feed()
         self._unwritten.extend(self.cache.ledger.take_named())
         self._credit = min(SAVED_SECONDS, self._credit + SHARE * seconds)
         while self._credit > 0 and self._unwritten and self.clock() >= self._paused_until:
@@ -77,6 +83,8 @@ class Tiering:
 
     def when_idle(self) -> bool:
         """Write some of what is left, or sleep a little if the disk is behind. False if there is nothing more."""
+        if self.recall is not None and self.recall.feed():
+            return True
         if not self._unwritten:
             return False
         if self.clock() < self._paused_until:
@@ -107,14 +115,26 @@ class Tiering:
                 contents = np.stack([load.block(i) for i in range(ready)])
                 store.persist([BlockName(n.key, n.owner) for n in below[:ready]], contents)
             load.close()
+        for named in (*here, *below):
+            if (until := self._held.pop(named.key, 0.0)) > self.clock():
+                store.hold([named.key], until)
         refused = [named for named in (*here, *below) if store.wants(named.key)]
         if refused:
             queue.extendleft(reversed(refused))
             self._paused_until = self.clock() + PAUSE_SECONDS
 
-    def forget(self, owner: bytes) -> int:
-        """Delete an owner's blocks from the store. Those in the pool have lost their names already, and are not written."""
-        return self.store.forget(owner)
+    def hold(self, keys: list[bytes], until: float) -> None:
+        """Keep blocks in preference to others, now or once they are written."""
+        self.store.hold(keys, until)
+        now = self.clock()
+        self._held = {key: end for key, end in self._held.items() if end > now}
+        self._held |= {key: until for key in keys if self.store.wants(key)}
+
+    def forget(self, tenant: str) -> int:
+        """Delete a tenant's blocks and texts from the store. Those in the pool have lost their names before, and stay here."""
+        if self.recall is not None:
+            self.recall.forget(tenant)
+        return self.store.forget(owner_tag(tenant))
 
     def stats(self) -> StoreStats:
         """From any thread."""
@@ -132,7 +152,9 @@ class Tiering:
         self.store.close()
 
 
-def open_tiering(config: EngineConfig, pool: KVPool, cache: KVCacheManager, clock: Callable[[], float]) -> Tiering | None:
+def open_tiering(
+    config: EngineConfig, pool: KVPool, cache: KVCacheManager, memory: Memory, clock: Callable[[], float]
+) -> Tiering | None:
     """Open the tiers that the settings ask for. Raises `ConfigError` for those that there is no room for."""
     if config.kv_ram is None and config.kv_ssd is None:
         return None
@@ -145,4 +167,5 @@ def open_tiering(config: EngineConfig, pool: KVPool, cache: KVCacheManager, cloc
         ssd = Path(folder).expanduser(), size
     identity = blake3(canonical([FORMAT_VERSION, cache.identity])).digest()
     store = TierStore(pool.block_bytes, identity, ram, ssd, clock)
-    return Tiering(store, pool, cache, ram > 0, clock, deque(maxlen=pool.num_blocks))
+    recall = Recall(store, memory, clock) if ssd is not None and memory.limit else None
+    return Tiering(store, pool, cache, ram > 0, clock, recall, deque(maxlen=pool.num_blocks))

@@ -51,6 +51,7 @@ def receipt(seq: Sequence) -> Receipt:
         acceptance="distribution" if tally.resampled else "exact",
         cached_by_tier=_by_tier(cached, tally.cached_by_tier),
         load_seconds=tally.load_seconds,
+        held_tokens=tally.held,
     )
 
 

@@ -143,6 +143,7 @@ class Scheduler:
         if self._under_way is not None:
             raise RuntimeError("The step under way must be settled before the next one is planned.")
         plan = self._under_way = StepPlan([], [], [], [], [])
+        self.cache.ledger.expire(now)
         for seq in tuple(self._loading):
             self._advance(seq, plan, now)
         behind = self._plan_decoding(plan)
