@@ -52,11 +52,12 @@ struct Desk {
 void bind_weights(nb::module_& m) {
     nb::class_<Packed>(m, "Packed")
         .def(nb::init<int64_t>())
-        .def("add", [](Packed& w, Desk& desk, const std::string& kind, Address rows, int64_t row_bytes, int64_t outputs,
-                       Address bias) {
-            const Kind k = kind_named(kind);
+        .def("add", [](Packed& w, const std::string& kind, int64_t outputs, Address bias) {
+            w.add(kind_named(kind), outputs, at<const float>(bias));
+        })
+        .def("fill", [](Packed& w, Desk& desk, Address rows, int64_t row_bytes, int64_t first, int64_t count) {
             nb::gil_scoped_release release;
-            w.add(desk.ops.pool(), k, at<const uint8_t>(rows), row_bytes, outputs, at<const float>(bias));
+            w.fill(desk.ops.pool(), at<const uint8_t>(rows), row_bytes, first, count);
         })
         .def_prop_ro("outputs", &Packed::outputs)
         .def_prop_ro("nbytes", &Packed::bytes);

@@ -209,18 +209,15 @@ int64_t file_bytes(Kind kind, int64_t inputs) {
     return inputs % b.weights ? -1 : inputs / b.weights * b.bytes;
 }
 
-void Packed::add(Pool& pool, Kind kind, const uint8_t* rows, int64_t row_bytes, int64_t outputs, const float* bias) {
-    if (outputs < 0 || row_bytes != file_bytes(kind, inputs_))
-        throw std::invalid_argument("a row of " + std::to_string(inputs_) + " weights does not take " +
-                                    std::to_string(row_bytes) + " bytes in this kind");
+void Packed::add(Kind kind, int64_t outputs, const float* bias) {
+    if (outputs < 0 || file_bytes(kind, inputs_) < 0)
+        throw std::invalid_argument("rows of " + std::to_string(inputs_) + " weights do not fill whole blocks of this kind");
     Part part{kind, inputs_, outputs, outputs_, (outputs + kColumns - 1) / kColumns, stream_bytes(kind, inputs_), nullptr,
               nullptr};
     const int64_t bytes = part.blocks * part.block_bytes;
     Buffer data = allocate(bytes);
-    pool.run(part.blocks, [&, out = data.get()](int64_t b) {
-        pack_block(part, b, rows, row_bytes, out + b * part.block_bytes);
-    });
-    part.data = data.get();
+    filled_ = data.get();
+    part.data = filled_;
     memory_.push_back(std::move(data));
     if (bias) {
         Buffer copy = allocate(part.blocks * kColumns * 4);
@@ -231,6 +228,21 @@ void Packed::add(Pool& pool, Kind kind, const uint8_t* rows, int64_t row_bytes, 
     parts_.push_back(part);
     outputs_ += outputs;
     bytes_ += bytes;
+}
+
+void Packed::fill(Pool& pool, const uint8_t* rows, int64_t row_bytes, int64_t first, int64_t count) {
+    if (parts_.empty() || row_bytes != file_bytes(parts_.back().kind, inputs_))
+        throw std::invalid_argument("a row of " + std::to_string(inputs_) + " weights does not take " +
+                                    std::to_string(row_bytes) + " bytes in this kind");
+    const Part& part = parts_.back();
+    const int64_t end = first + count;
+    if (first < 0 || count < 0 || end > part.outputs || first % kColumns || (end % kColumns && end < part.outputs))
+        throw std::invalid_argument("rows are filled in by whole blocks of 16");
+    const int64_t begin = first / kColumns;
+    pool.run((end + kColumns - 1) / kColumns - begin, [&, out = filled_](int64_t i) {
+        const int64_t b = begin + i;
+        pack_block(part, b, rows - first * row_bytes, row_bytes, out + b * part.block_bytes);
+    });
 }
 
 void Packed::dequantize(int64_t id, float scale, float* out) const {

@@ -21,8 +21,12 @@ public:
     Packed(const Packed&) = delete;
     Packed& operator=(const Packed&) = delete;
 
-    // `rows`: outputs x row_bytes as in a GGUF file; `bias`: outputs floats, or null. Both are copied.
-    void add(Pool& pool, Kind kind, const uint8_t* rows, int64_t row_bytes, int64_t outputs, const float* bias);
+    // Room for one more matrix; `bias`: outputs floats, or null, which are copied. Its rows are zeros until they are filled in.
+    void add(Kind kind, int64_t outputs, const float* bias);
+
+    // Rows [first, first + count) of the last matrix, each of row_bytes as in a GGUF file, which are copied. `first` is a
+    // multiple of 16, and so is `count` but at the end.
+    void fill(Pool& pool, const uint8_t* rows, int64_t row_bytes, int64_t first, int64_t count);
 
     // Row `id` (an output, counted over all parts) as floats: exactly the values of the file, times `scale`.
     void dequantize(int64_t id, float scale, float* out) const;
@@ -36,6 +40,7 @@ private:
     int64_t inputs_, outputs_ = 0, bytes_ = 0;
     std::vector<Part> parts_;
     std::vector<Buffer> memory_;
+    uint8_t* filled_ = nullptr;  // data of the last part
 };
 
 // Bytes of `inputs` weights in a file, or -1 where they do not fill whole blocks.

@@ -114,6 +114,21 @@ def test_fused_parts_of_different_kinds_equal_their_own_products(isa):
     np.testing.assert_array_equal(ops.embed(ids, fused, 1.0).numpy(), rows[ids.numpy()])
 
 
+@pytest.mark.parametrize("rows", [1, 15, 16, 17, 48, 100])
+@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "F16"])
+def test_packed_in_pieces_it_is_the_same_and_every_piece_is_told_of(kind, rows, monkeypatch):
+    tensor = weights(kind, rows, 256)
+    bias = np.arange(rows, dtype=np.float32)
+    x = activations(3, 256)
+    whole = native().linear(x, native().pack_linear([tensor], [bias]))
+    monkeypatch.setattr("obole.kernels.cpu.PIECE_BYTES", 1)  # so that a piece is one block of 16 rows
+    told: list[int] = []
+    pieces = native().linear(x, native().pack_linear([tensor], [bias], told.append))
+    assert torch.equal(whole, pieces)
+    assert sum(told) == tensor.data.nbytes
+    assert len(told) == -(-rows // 16)
+
+
 @pytest.mark.parametrize("isa", ISAS_HERE)
 @pytest.mark.parametrize("kind", ["Q4_1", "Q6_K", "F32"])
 def test_extreme_activations(isa, kind):

@@ -113,3 +113,18 @@ def test_those_who_come_later_do_not_overtake_a_prompt_for_which_there_is_no_roo
 def test_a_stretch_that_means_nothing_is_refused(stretch):
     with pytest.raises(ConfigError, match="step_stretch must be a number from 1"):
         SchedulerConfig(step_stretch=stretch)
+
+
+def test_only_prompts_that_can_enter_are_rows_of_the_next_step():
+    driver = Driver(config=SchedulerConfig(max_batch_tokens=64, max_sequences=2))
+    scheduler = driver.scheduler
+    assert scheduler.other_rows() == 0
+    for name in "ab":
+        driver.add(name, range(10), max_tokens=4)
+    assert scheduler.other_rows() == 20
+    driver.step()
+    driver.add("c", range(30), max_tokens=4)
+    assert scheduler.other_rows() == 0  # there is no place for it yet
+    while scheduler.num_running == 2:
+        driver.step()
+    assert scheduler.other_rows() == 30

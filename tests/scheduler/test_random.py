@@ -84,7 +84,14 @@ COST = StepCost([1, 2, 4, 8, 16], [1.0, 1.1, 1.3, 2.0, 3.5], context_seconds=0.0
 class Run:
     """Drives a scheduler and a fake model to the end, checking the books at every turn."""
 
-    def __init__(self, layout: tuple[CacheGroup, ...], blocks: int, config: SchedulerConfig, drafts: int = 0, cost: StepCost | None = None) -> None:
+    def __init__(
+        self,
+        layout: tuple[CacheGroup, ...],
+        blocks: int,
+        config: SchedulerConfig,
+        drafts: int = 0,
+        cost: StepCost | None = None,
+    ) -> None:
         cache = KVCacheManager(layout, blocks, {}, prefix_cache=config.prefix_cache, chunk=config.max_batch_tokens)
         self.scheduler = Scheduler(config, cache, CONTEXT, cost)
         self.model = FakeModel(layout, blocks, config.max_batch_tokens, VOCAB)
@@ -180,7 +187,14 @@ def check_answers(run: Run, workload: list[Job]) -> None:
 
 
 @settings(max_examples=80, deadline=None)
-@given(st.sampled_from(LAYOUTS), st.integers(4, 24), configs(), workloads(), st.sampled_from([0, 3, 40]), st.sampled_from([None, COST]))
+@given(
+    st.sampled_from(LAYOUTS),
+    st.integers(4, 24),
+    configs(),
+    workloads(),
+    st.sampled_from([0, 3, 40]),
+    st.sampled_from([None, COST]),
+)
 def test_every_answer_equals_the_request_run_alone(layout, blocks, config, workload, drafts, cost):
     run = Run(layout, blocks, config, drafts, cost)
     run.play(workload)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from obole.config import SchedulerConfig
+from obole.costmodel import StepCost
 from obole.engine.engine import Engine, Stream
 from obole.engine.prompts import Prompt
 from obole.engine.results import Delta
@@ -70,6 +71,11 @@ def news(stream: Stream) -> list[Delta]:
 def speculation(engine: Engine) -> str:
     """Which drafts requests try that do not say."""
     return engine._controller.mode
+
+
+def step_cost(engine: Engine) -> StepCost:
+    """What a step takes on this machine. Owned by the engine, which goes on correcting it."""
+    return engine._controller.cost
 
 
 def has_draft_model(engine: Engine) -> bool:

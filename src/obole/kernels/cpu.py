@@ -14,11 +14,13 @@ import torch
 from obole.errors import ConfigError
 from obole.kernels import _native
 from obole.kernels.arena import Arena, Place
-from obole.kernels.ops import Bias, Linear, Outputs
+from obole.kernels.ops import Bias, Linear, Outputs, Read, ignored
 from obole.kernels.packing import check_parts
 from obole.types import WeightTensor
 
 ISAS = ("avx512vnni", "avx2", "portable")
+COLUMNS = 16  # rows of a matrix that are packed together
+PIECE_BYTES = 16 << 20  # of a matrix that are packed before the next are read
 NO_WINDOW = 1 << 40  # positions: more than any context
 
 _F32 = torch.float32
@@ -114,14 +116,18 @@ class NativeOps:
             self._ops.record(None)
         return NativeRecording(tape, function, self._arena, [self._arena.place(t) for t in outputs])
 
-    def pack_linear(self, parts: Sequence[WeightTensor], biases: Sequence[Bias]) -> NativeLinear:
+    def pack_linear(self, parts: Sequence[WeightTensor], biases: Sequence[Bias], read: Read = ignored) -> NativeLinear:
         inputs = check_parts(parts, biases)
         packed = _native.Packed(inputs)
         for part, bias in zip(parts, biases, strict=True):
-            data = np.ascontiguousarray(part.data)
             vector = None if bias is None else np.ascontiguousarray(bias, dtype=np.float32)
-            address = 0 if vector is None else vector.ctypes.data
-            packed.add(self._ops, part.kind, data.ctypes.data, data.shape[1], data.shape[0], address)
+            rows, row_bytes = part.data.shape
+            packed.add(part.kind, rows, 0 if vector is None else vector.ctypes.data)
+            most = max(1, PIECE_BYTES // max(1, row_bytes * COLUMNS)) * COLUMNS
+            for first in range(0, rows, most):
+                data = np.ascontiguousarray(part.data[first : first + most])
+                packed.fill(self._ops, data.ctypes.data, row_bytes, first, data.shape[0])
+                read(data.nbytes)
         return NativeLinear(inputs, packed)
 
     def linear(self, x: torch.Tensor, w: Linear) -> torch.Tensor:

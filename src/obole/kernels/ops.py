@@ -20,6 +20,11 @@ import torch
 from obole.types import WeightTensor
 
 Bias = np.ndarray[Any, np.dtype[Any]] | None
+Read = Callable[[int], None]
+
+
+def ignored(_nbytes: int) -> None:
+    """Nobody wants to know what has been read."""
 
 
 class Linear(Protocol):
@@ -56,9 +61,10 @@ class Ops(Protocol):
     @property
     def threads(self) -> int: ...
 
-    def pack_linear(self, parts: Sequence[WeightTensor], biases: Sequence[Bias]) -> Linear:
+    def pack_linear(self, parts: Sequence[WeightTensor], biases: Sequence[Bias], read: Read = ignored) -> Linear:
         """Fuse matrices (out_i, in) into one product with outputs side by side; the sources are not needed afterwards.
 
+        `read` is told of every piece of the sources, in bytes, that is not needed any more.
         Raises `ModelError` for a kind that is not supported or data that do not fit the shape, naming the tensor.
         """
 

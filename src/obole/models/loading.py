@@ -16,7 +16,7 @@ from obole.types import WeightTensor
 from obole.weights.checkpoint import Checkpoint
 from obole.weights.kinds import row_bytes
 
-KEPT_BYTES = 32 << 20  # of the file, read and packed but not yet dropped: else it would be in memory twice
+KEPT_BYTES = 24 << 20  # of the file, read and packed but not yet dropped: else it would be in memory twice
 
 Progress = Callable[[str, int, int], None]
 
@@ -27,7 +27,7 @@ class Loader:
     ops: Ops
     progress: Progress | None = None
     _done: int = 0
-    _dropped: int = 0
+    _kept: int = 0
     _total: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -40,11 +40,13 @@ class Loader:
         """
         parts = [self._take(name) for name in names]
         biases = [self.array(name.removesuffix("weight") + "bias") if bias else None for name in names]
-        packed = self.ops.pack_linear(parts, biases)
-        if self._done - self._dropped > KEPT_BYTES:
+        return self.ops.pack_linear(parts, biases, self._read)
+
+    def _read(self, nbytes: int) -> None:
+        self._kept += nbytes
+        if self._kept > KEPT_BYTES:
             self.checkpoint.drop_pages()
-            self._dropped = self._done
-        return packed
+            self._kept = 0
 
     def vector(self, name: str) -> torch.Tensor:
         """A norm's weight as float32 (n,)."""

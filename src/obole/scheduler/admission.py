@@ -16,6 +16,10 @@ class Stuck(NamedTuple):
     available: int  # blocks
     running: int  # sequences
 
+    def lasts(self, head: Sequence, available: int, running: int) -> bool:
+        """Whether nothing has changed for the better."""
+        return head is self.seq and 0 < running >= self.running and available <= self.available
+
 
 def longest_computable(cache: KVCacheManager, max_context: int) -> int:
     """Most tokens, at most `max_context`, whose state an empty pool can hold for one sequence."""

@@ -59,6 +59,15 @@ def take(seq: Sequence, new: list[int]) -> tuple[int, FinishReason | None]:
     return taken, None
 
 
+def end(seq: Sequence, reason: FinishReason, computed_before: int, now: float) -> None:
+    """The sequence is over. `computed_before`: tokens that were computed before it was preempted."""
+    seq.finish_reason = reason
+    seq.status = Status.FINISHED
+    seq.parent = None
+    seq.tally.finished = now
+    seq.tally.unread = max(0, seq.prompt_len - max(seq.num_computed, computed_before))
+
+
 def check_places(
     live: set[Sequence], waiting: list[Sequence], running: list[Sequence], loading: list[Sequence], loads: set[Sequence]
 ) -> None:

@@ -25,7 +25,7 @@ from obole.errors import InvalidRequest
 from obole.scheduler.admission import Stuck, longest_computable, refuse_impossible
 from obole.scheduler.budget import StepBudget, step_budget
 from obole.scheduler.loading import Loader
-from obole.scheduler.rules import append, book_draft, check_places, take
+from obole.scheduler.rules import append, book_draft, check_places, end, take
 from obole.types import Draft, Event, FinishReason, Sequence, Source, Status, StepPlan, StepResult
 
 
@@ -126,12 +126,19 @@ class Scheduler:
     def other_rows(self) -> int:
         """Rows that prompts will about take in the next step, beside the decoding sequences."""
         behind = [s for s in self._running if len(s.tokens) > s.num_computed + 1]
-        if not behind and not self._waiting:
+        places = self._most_running - self._admitted
+        entering = self._waiting[: min(places, 8)] if places > 0 and self._waiting and not self._still_stuck() else []
+        if not behind and not entering:
             return 0
         budget = self._budget([s.num_computed for s in self._running if len(s.tokens) == s.num_computed + 1])
         most = budget.room(behind[0].num_computed if behind else 0)
         rows = sum(len(s.tokens) - s.num_computed for s in behind)
-        return min(most, rows + sum(len(s.tokens) for s in self._waiting[:8]) if rows < most else rows)
+        return min(most, rows + sum(len(s.tokens) for s in entering) if rows < most else rows)
+
+    @property
+    def _most_running(self) -> int:
+        """Each of those running wants a row some day."""
+        return min(self.config.max_sequences, self.config.max_batch_tokens)
 
     def _budget(self, starts: list[int]) -> StepBudget:
         return step_budget(self.config, len(starts), sum(starts), self.cost)
@@ -260,11 +267,10 @@ class Scheduler:
     def _admit(self, plan: StepPlan, now: float, budget: StepBudget) -> None:
         if not self._waiting or self._still_stuck():
             return
-        waiting, config = self._waiting, self.config
+        waiting = self._waiting
         reserve = sum(self._wants_soon(seq) for seq in (*self._running, *self._loading))
         i = 0
-        most = min(config.max_sequences, config.max_batch_tokens)  # each of those running wants a row some day
-        while i < len(waiting) and budget.room(0) > 0 and self._admitted < most:
+        while i < len(waiting) and budget.room(0) > 0 and self._admitted < self._most_running:
             seq = waiting[i]
             parent = seq.parent
             at_work = parent is not None and parent.status in (Status.RUNNING, Status.LOADING)
@@ -282,10 +288,8 @@ class Scheduler:
         return len(self._running) + len(self._loading)
 
     def _still_stuck(self) -> bool:
-        stuck, head = self._stuck, self._waiting[0]
-        if stuck is None or stuck.seq is not head:
-            return False
-        return 0 < self._admitted >= stuck.running and self.cache.available <= stuck.available
+        stuck = self._stuck
+        return stuck is not None and stuck.lasts(self._waiting[0], self.cache.available, self._admitted)
 
     def _enter(self, seq: Sequence, plan: StepPlan, now: float, reserve: int, budget: StepBudget) -> bool:
         """Give a waiting sequence a place if all of its tokens fit beside the `reserve` that the running ones want soon."""
@@ -440,13 +444,9 @@ class Scheduler:
             except LedgerError:
                 pass
         for seq in self._order:
-            seq.tally.unread = max(0, seq.prompt_len - max(seq.num_computed, self._lost.get(seq, 0)))
+            end(seq, FinishReason.CANCELLED, self._lost.get(seq, 0), now)
             seq.tables = []
             seq.num_computed = seq.num_registered = 0
-            seq.parent = None
-            seq.status = Status.FINISHED
-            seq.finish_reason = FinishReason.CANCELLED
-            seq.tally.finished = now
         self._order.clear()
         self._requests.clear()
         self._lost.clear()
@@ -470,11 +470,7 @@ class Scheduler:
 
     def _finish(self, seq: Sequence, reason: FinishReason, now: float) -> None:
         """End a sequence. The caller takes it off its list; blocks of a step under way are left to `_sweep`."""
-        seq.finish_reason = reason
-        seq.status = Status.FINISHED
-        seq.parent = None
-        seq.tally.finished = now
-        seq.tally.unread = max(0, seq.prompt_len - max(seq.num_computed, self._lost.get(seq, 0)))
+        end(seq, reason, self._lost.get(seq, 0), now)
         if not seq.dead:
             self.cache.release(seq)
         self._lost.pop(seq, None)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from obole.kernels.formats import UNQUANTISED, decode, dequantize
-from obole.kernels.ops import Bias, Linear, Outputs
+from obole.kernels.ops import Bias, Linear, Outputs, Read, ignored
 from obole.kernels.packing import check_parts
 from obole.kernels.reference.linear import ReferenceLinear, linear
 from obole.types import WeightTensor
@@ -37,15 +37,17 @@ class ReferenceOps:
     name = "reference"
     threads = 1
 
-    def pack_linear(self, parts: Sequence[WeightTensor], biases: Sequence[Bias]) -> ReferenceLinear:
+    def pack_linear(self, parts: Sequence[WeightTensor], biases: Sequence[Bias], read: Read = ignored) -> ReferenceLinear:
         inputs = check_parts(parts, biases)
-        return ReferenceLinear(
+        packed = ReferenceLinear(
             in_features=inputs,
             out_features=sum(p.shape[0] for p in parts),
             nbytes=sum(p.data.nbytes for p in parts),
             parts=tuple(torch.from_numpy(dequantize(p)) if p.kind in UNQUANTISED else decode(p) for p in parts),
             biases=tuple(None if b is None else torch.from_numpy(np.array(b, dtype=np.float32)) for b in biases),
         )
+        read(packed.nbytes)
+        return packed
 
     def record(self, function: Callable[[], Outputs]) -> ReferenceRecording:
         return ReferenceRecording(function)
