@@ -16,7 +16,7 @@ from obole.config import SchedulerConfig
 from obole.scheduler.loading import RETRY_SECONDS, SLACK, Loader
 from obole.scheduler.receipt import receipt
 from obole.scheduler.scheduler import Scheduler
-from obole.types import FinishReason, Status, StepPlan, StepResult, Tier
+from obole.types import FinishReason, Request, SamplingParams, Status, StepPlan, StepResult, Tier
 from tests.fakes.driver import make_seqs
 from tests.fakes.fake_model import FakeModel
 from tests.fakes.tiers import FakeTiers
@@ -52,6 +52,22 @@ def disks(draw: st.DrawFn) -> Disk:
     )
 
 
+@st.composite
+def repeats(draw: st.DrawFn) -> list[Job]:
+    """Prompts that begin as earlier ones did, one after the other for the most part, so that blocks go down between them."""
+    jobs = []
+    for number in range(draw(st.integers(4, 12))):
+        stem, shared = draw(st.integers(0, 2)), draw(st.sampled_from([32, 48, 100, 112]))
+        tail = draw(st.integers(0, 20))
+        params = SamplingParams(max_tokens=draw(st.integers(1, 20)), n=draw(st.sampled_from([1, 1, 1, 2])), ignore_eos=True)
+        prompt = (*range(1000 * stem, 1000 * stem + shared), *range(50_000 + 100 * number, 50_000 + 100 * number + tail))
+        start = 6 * number + draw(st.integers(0, 6))
+        request = Request(id=f"job {number}", prompt_ids=prompt, params=params, seed=number, arrival=float(start))
+        cancel = draw(st.none() | st.none() | st.integers(start, start + 8))
+        jobs.append(Job(request, start, cancel, draw(st.booleans())))
+    return jobs
+
+
 class TieredRun(Run):
     """As `Run`, with tiers below, and steps that fail."""
 
@@ -75,7 +91,7 @@ class TieredRun(Run):
 
     def play(self, workload: list[Job]) -> None:
         step = 0
-        while step <= 60 or self.scheduler.has_work:
+        while step <= 90 or self.scheduler.has_work:
             self.now = step * 0.02
             for job in workload:
                 if job.start == step:
@@ -139,6 +155,25 @@ class TieredRun(Run):
     st.sampled_from([0.0, 0.0, 0.1]),
 )
 def test_every_answer_equals_the_request_run_alone(layout, blocks, config, workload, disk, seed, failures):
+    play_and_check(layout, blocks, config, workload, disk, seed, failures)
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    st.sampled_from(LAYOUTS),
+    st.integers(10, 16),
+    st.sampled_from([7, 40, 128]),
+    repeats(),
+    disks(),
+    st.integers(0, 1000),
+    st.sampled_from([0.0, 0.0, 0.1]),
+)
+def test_prompts_that_begin_as_earlier_ones_did(layout, blocks, rows, workload, disk, seed, failures):
+    config = SchedulerConfig(max_batch_tokens=rows, max_sequences=5)
+    play_and_check(layout, blocks * len(layout), config, workload, disk, seed, failures)
+
+
+def play_and_check(layout, blocks, config, workload, disk, seed, failures):
     run = TieredRun(layout, blocks, config, disk, seed, failures)
     run.play(workload)
     if not failures:

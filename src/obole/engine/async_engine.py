@@ -20,6 +20,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import NamedTuple, TypeAlias
 
+from obole.cache.tiers.reuse import Reuse
 from obole.cache.tiers.store import StoreStats
 from obole.engine.async_stream import AsyncStream, Feed
 from obole.engine.engine import Engine, _Live
@@ -173,6 +174,10 @@ class AsyncEngine:
     def tier_stats(self) -> StoreStats | None:
         """What the tiers below the KV pool hold and have moved; None without any. From any thread."""
         return self.engine.tier_stats
+
+    def reuse(self) -> Reuse:
+        """As `Engine.reuse`."""
+        return self.engine.reuse
 
     def _arrive(self) -> None:
         """Count a request among those that wait, though the scheduler does not know it yet."""

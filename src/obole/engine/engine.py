@@ -13,8 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from obole.cache.tiers.reuse import Reuse, ReuseEstimator
 from obole.cache.tiers.store import StoreStats
-from obole.config import engine_config
+from obole.config import BLOCK_SIZE, engine_config
 from obole.engine.assembly import assemble
 from obole.engine.prompts import Prompt, Tools, check_params, held_tokens, prediction_ids, prompt_ids, split_prompts
 from obole.engine.results import Choice, Delta, Forgotten, Result, Score
@@ -64,6 +65,7 @@ class Engine:
         self._runner = parts.runner
         self._controller = parts.controller
         self._tiering = parts.tiering
+        self._reuse = ReuseEstimator()
         self.vocab_size = parts.vocab_size
         self._eos_ids = parts.eos_ids
         self._grammars = parts.grammars
@@ -87,6 +89,11 @@ class Engine:
     def tier_stats(self) -> StoreStats | None:
         """What the tiers below the KV pool hold and have moved; None without any. From any thread."""
         return None if self._tiering is None else self._tiering.stats()
+
+    @property
+    def reuse(self) -> Reuse:
+        """How often blocks of prompts come back, and what was found of them. From any thread."""
+        return self._reuse.value()
 
     @property
     def has_chat_template(self) -> bool:
@@ -321,6 +328,7 @@ class Engine:
             live.texts[sequence.index].append(text)
         if event.finish_reason is not None:
             self._hold(sequence)
+            self._count_reuse(sequence)
             self._controller.finish(sequence)
             live.unfinished -= 1
             if not live.unfinished:
@@ -331,6 +339,13 @@ class Engine:
         live.deltas.append(
             Delta(sequence.index, text, event.token_ids, event.finish_reason, live.result, event.sources, logprobs)
         )
+
+    def _count_reuse(self, sequence: Sequence) -> None:
+        """Once for each prompt that was looked up in the cache."""
+        cached, length = sequence.tally.cached, sequence.prompt_len
+        if sequence.index == 0 and cached >= 0:
+            cached += cached == length - 1  # the last token is never taken from the cache
+            self._reuse.prompt(sequence.keys[: length // BLOCK_SIZE], self._clock(), cached // BLOCK_SIZE)
 
     def _hold(self, sequence: Sequence) -> None:
         """Keep the blocks of a prompt, where its request asks for it and it was answered."""

@@ -39,12 +39,11 @@ CLOSE_SECONDS = 10.0
 
 @dataclass(slots=True)
 class Tiering:
-    """Owns the store until `close`. `has_ram`: blocks go there first. `recall`: None where no texts are kept."""
+    """Owns the store until `close`. `recall`: None where no texts are kept."""
 
     store: TierStore
     pool: KVPool
     cache: KVCacheManager
-    has_ram: bool
     clock: Callable[[], float]
     recall: Recall | None
     _unwritten: deque[NamedBlock]
@@ -54,17 +53,12 @@ class Tiering:
 
     def carry(self, plan: StepPlan) -> None:
         """Before a step: take down what the pool gives up, then lay in what has come up."""
-        down = [named for named in plan.demotions if self._is_new(named.key)]
-        if down:
-            contents = self.pool.gather([named.block for named in down])
-            self.store.demote([BlockName(named.key, named.owner) for named in down], contents)
+        if plan.demotions:  # those that the store has already too: it counts what the pool lets go of
+            contents = self.pool.gather([named.block for named in plan.demotions])
+            self.store.demote([BlockName(named.key, named.owner) for named in plan.demotions], contents)
         if plan.promotions:
             blocks, contents_up = zip(*plan.promotions, strict=True)
             self.pool.scatter(blocks, contents_up)
-
-    def _is_new(self, key: bytes) -> bool:
-        place = self.store.where(key)
-        return place is None or (self.has_ram and place is Tier.SSD)
 
     def wait(self) -> None:
         """Nothing can be computed before some block comes up."""
@@ -168,4 +162,4 @@ def open_tiering(
     identity = blake3(canonical([FORMAT_VERSION, cache.identity])).digest()
     store = TierStore(pool.block_bytes, identity, ram, ssd, clock)
     recall = Recall(store, memory, clock) if ssd is not None and memory.limit else None
-    return Tiering(store, pool, cache, ram > 0, clock, recall, deque(maxlen=pool.num_blocks))
+    return Tiering(store, pool, cache, clock, recall, deque(maxlen=pool.num_blocks))

@@ -10,6 +10,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from obole.cache.tiers.reuse import Reuse
 from obole.cache.tiers.store import StoreStats
 from obole.engine.results import Delta, Result
 from obole.server.tier_metrics import TierMetrics
@@ -40,6 +41,9 @@ class Busy(Protocol):
 
     def tier_stats(self) -> StoreStats | None:
         """Of the tiers below the KV pool, if there are any."""
+
+    def reuse(self) -> Reuse:
+        """How often blocks of prompts come back."""
 
 
 class Metrics:
@@ -74,7 +78,7 @@ class Metrics:
         self.decode = histogram("request_decode_time_seconds", "Spent on the answer.", _LONG)
         self.hits_by_tier = counter("prefix_cache_hits_by_tier_total", "Tokens of prompts found there, by where.", "tier")
         registry.register(_Gauges(engine))
-        registry.register(TierMetrics(engine.tier_stats))
+        registry.register(TierMetrics(engine.tier_stats, engine.reuse))
 
     def tokens(self, delta: Delta) -> None:
         """Count the tokens of a delta, when it is taken."""
