@@ -43,12 +43,12 @@ class Disk:
 @st.composite
 def disks(draw: st.DrawFn) -> Disk:
     return Disk(
-        ram_blocks=draw(st.sampled_from([0, 3, 20, 1000])),
-        ssd_blocks=draw(st.sampled_from([0, 5, 1000])),
-        latency=draw(st.sampled_from([0.0, 0.002, 0.1])),
-        seconds_per_block=draw(st.sampled_from([0.0, 0.01, 0.05, 1.0, float("inf")])),
-        expected=draw(st.sampled_from([None, 0.0, 0.0, 10.0])),
-        failure_rate=draw(st.sampled_from([0.0, 0.2, 0.9])),
+        ram_blocks=draw(st.sampled_from([20, 1000, 3, 0])),
+        ssd_blocks=draw(st.sampled_from([1000, 1000, 5, 0])),
+        latency=draw(st.sampled_from([0.002, 0.0, 0.03])),
+        seconds_per_block=draw(st.sampled_from([0.02, 0.05, 0.0, 0.2, float("inf")])),
+        expected=draw(st.sampled_from([0.0, 0.0, 0.0, None, 10.0])),
+        failure_rate=draw(st.sampled_from([0.1, 0.0, 0.9])),
     )
 
 
@@ -56,8 +56,8 @@ def disks(draw: st.DrawFn) -> Disk:
 def repeats(draw: st.DrawFn) -> list[Job]:
     """Prompts that begin as earlier ones did, one after the other for the most part, so that blocks go down between them."""
     jobs = []
-    for number in range(draw(st.integers(4, 12))):
-        stem, shared = draw(st.integers(0, 2)), draw(st.sampled_from([32, 48, 100, 112]))
+    for number in range(draw(st.integers(8, 14))):
+        stem, shared = draw(st.integers(0, 3)), draw(st.sampled_from([100, 112, 80, 48]))
         tail = draw(st.integers(0, 20))
         params = SamplingParams(max_tokens=draw(st.integers(1, 20)), n=draw(st.sampled_from([1, 1, 1, 2])), ignore_eos=True)
         prompt = (*range(1000 * stem, 1000 * stem + shared), *range(50_000 + 100 * number, 50_000 + 100 * number + tail))
@@ -322,6 +322,26 @@ def test_what_does_not_pay_is_not_begun_but_tried_again_now_and_then():
     bench.now += RETRY_SECONDS
     bench.push_out(Tier.SSD)
     assert bench.run(PROMPT).cached_by_tier["ssd"] == 479
+
+
+def test_a_short_load_is_not_worth_a_long_step_of_others():
+    bench = Bench(blocks=128, seconds_per_block=0.001)
+    bench.scheduler.loader._retry = float("inf")
+    short = range(48)
+    bench.run(short)
+    for _ in range(3):
+        bench.push_out(Tier.SSD)
+    assert bench.run(short).cached_by_tier["ssd"] == 47
+    for _ in range(3):
+        bench.push_out(Tier.SSD)
+    bench.add(range(70_000, 71_000), max_tokens=200, ignore_eos=True)  # steps of 64 rows
+    for _ in range(3):
+        bench.step()
+    seq = bench.add(short, max_tokens=1, ignore_eos=True)
+    while bench.scheduler.has_work:
+        bench.step()
+    assert receipt(seq).cached_tokens == 0
+    assert receipt(seq).load_seconds == 0
 
 
 def test_others_go_on_while_one_waits():

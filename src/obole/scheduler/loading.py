@@ -9,7 +9,8 @@ last n tokens, a sequence goes on waiting while
     W + R(those that would have to be computed if it stopped waiting now) <= 1.05 R(those that were missing when it began).
 
 So while blocks come up faster than they could be computed, it waits; and a disk that is slow, hangs or fails costs at most 5 %
-of the time to the first token.
+of the time to the first token. Loads are looked at between steps: while others compute, one that is not worth the length of a
+step is not begun, and one that turns out to be bad may cost the rest of a step beside those 5 %.
 """
 
 from __future__ import annotations
@@ -63,22 +64,27 @@ class Loader:
         self._step_blocks = max(1, STEP_BYTES // block_bytes)
         self._whole = any(group.kind is not StateKind.FULL for group in cache.groups)
         self._retry = 0.0
-        self._now = 0.0  # when the last step was planned
+        self.planned = 0.0  # when the last step was; the scheduler says so
+        self._step_seconds = 0.0  # that it took
         cache.ledger.watch()
 
     # -- whether ----------------------------------------------------------------------------------------------------------
 
-    def worth(self, seq: Sequence, found: int, now: float) -> int:
-        """Tokens that will be cached after a load, if one pays; else 0. `found`: tokens that are cached in the pool."""
-        self._now = now
+    def worth(self, seq: Sequence, found: int, now: float, busy: bool) -> int:
+        """Tokens that will be cached after a load, if one pays; else 0. `found`: tokens that are cached in the pool.
+
+        `busy`: the step has something to compute, so what does not come from RAM is found ready when that is done.
+        """
         tokens = self.cache.match(seq, self.tiers.where)
         if tokens <= found:
             return 0
         keys = self.cache.absent(seq, tokens)
         everything = self.recompute(found, len(seq.tokens))
         slack = SLACK * everything
-        first = self.tiers.seconds(keys if self._whole else keys[:1])
-        if first <= slack and self.tiers.seconds(keys) <= everything - self.recompute(tokens, len(seq.tokens)):
+        seconds, first = self.tiers.seconds(keys), self.tiers.seconds(keys[:1])
+        lag = self._step_seconds if busy and seconds > 0 else 0.0
+        pays = max(seconds, lag) <= everything - self.recompute(tokens, len(seq.tokens))
+        if pays and (seconds if self._whole else first) <= slack:
             return tokens
         if now < self._retry:
             return 0
@@ -104,7 +110,6 @@ class Loader:
 
     def over(self, seq: Sequence, now: float) -> bool:
         """Whether there is nothing more to wait for: all is laid, or all that comes, or waiting does not pay any longer."""
-        self._now = now
         one = self.loading[seq]
         if one.laid == len(one.places) or (one.load.over and one.laid == one.load.ready):
             return True
@@ -137,7 +142,7 @@ class Loader:
         """A sequence is to lose its blocks, whether it loads, or has entered by the `plan` that is being made."""
         one = self.loading.pop(seq, None)
         if one is not None:
-            seq.tally.load_seconds += max(0.0, self._now - one.began)
+            seq.tally.load_seconds += max(0.0, self.planned - one.began)
             one.load.close()
         if plan is not None and plan.promotions:
             lost = {block for table in seq.tables for block in table}
@@ -148,8 +153,9 @@ class Loader:
         one = self.loading.get(seq)
         return any(other.seq is seq for other in self.entered) if one is None else one.named < one.laid
 
-    def settled(self) -> None:
+    def settled(self, now: float) -> None:
         """The step has run: name what it has laid into the pool, and let go of the loads that are over."""
+        self._step_seconds = now - self.planned
         self._bury()
         for one in self.loading.values():
             self.cache.name(one.seq, one.places[one.named : one.laid])

@@ -151,6 +151,8 @@ class Scheduler:
             raise RuntimeError("The step under way must be settled before the next one is planned.")
         plan = self._under_way = StepPlan([], [], [], [], [])
         self.cache.ledger.expire(now)
+        if self.loader is not None:
+            self.loader.planned = now
         for seq in tuple(self._loading):
             self._advance(seq, plan, now)
         behind = self._plan_decoding(plan)
@@ -298,7 +300,7 @@ class Scheduler:
         forked = parent is not None and parent.status is Status.RUNNING and cache.fork(parent, seq)
         if not forked:
             hit = cache.match(seq)
-            if self.loader is not None and (tokens := self.loader.worth(seq, hit, now)):
+            if self.loader is not None and (tokens := self.loader.worth(seq, hit, now, bool(plan.sequences))):
                 return self._load(seq, tokens, hit, plan, now, reserve, budget)
             cache.attach(seq, hit)
         hit = seq.num_computed
@@ -414,7 +416,7 @@ class Scheduler:
             if tokens or reason is not None:
                 events.append(Event(seq, tuple(tokens), reason, sources))
         if self.loader is not None:
-            self.loader.settled()
+            self.loader.settled(now)
         self._sweep()
         self._under_way = None
         return events
