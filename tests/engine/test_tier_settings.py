@@ -32,6 +32,15 @@ def test_tiers_without_a_prefix_cache_are_refused():
         engine_config({"kv_ram": 1 << 30, "prefix_cache": False})
 
 
+def test_a_folder_that_cannot_be_used(tiny_engine, tmp_path):
+    (tmp_path / "file").write_text("")
+    for name in ("file", "file/folder"):
+        with pytest.raises(ConfigError, match=r"kv_ssd: .* cannot be written to"):
+            tiny_engine("llama", kv_ssd=f"{tmp_path / name}:1GiB")
+    with pytest.raises(ConfigError, match="kv_ram of 100 bytes holds no block"):
+        tiny_engine("llama", kv_ram=100)
+
+
 def test_more_memory_than_there_is(tiny_engine):
     with pytest.raises(ConfigError, match=r"kv_ram of .* more than the machine's memory"):
         tiny_engine("llama", kv_ram=1 << 49)

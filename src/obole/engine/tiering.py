@@ -7,6 +7,7 @@ long as it is still in the pool or in RAM.
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable
@@ -146,6 +147,18 @@ class Tiering:
         self.store.close()
 
 
+def writable_folder(name: str, size: int) -> tuple[Path, int]:
+    """The folder, made if need be. Raises `ConfigError` for one that is of no use: once it is open, its failures are misses."""
+    folder = Path(name).expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(f"kv_ssd: {folder} cannot be written to ({error.strerror}): name another folder.") from None
+    return folder, size
+
+
 def open_tiering(
     config: EngineConfig, pool: KVPool, cache: KVCacheManager, memory: Memory, clock: Callable[[], float]
 ) -> Tiering | None:
@@ -155,10 +168,9 @@ def open_tiering(
     ram = config.kv_ram or 0
     if ram > total_memory():
         raise ConfigError(f"kv_ram of {ram} bytes is more than the machine's memory ({total_memory()} bytes): set it to less.")
-    ssd = None
-    if config.kv_ssd is not None:
-        folder, size = parse_ssd(config.kv_ssd)
-        ssd = Path(folder).expanduser(), size
+    if 0 < ram < pool.block_bytes:
+        raise ConfigError(f"kv_ram of {ram} bytes holds no block, which has {pool.block_bytes}: set it to more.")
+    ssd = None if config.kv_ssd is None else writable_folder(*parse_ssd(config.kv_ssd))
     identity = blake3(canonical([FORMAT_VERSION, cache.identity])).digest()
     store = TierStore(pool.block_bytes, identity, ram, ssd, clock)
     recall = Recall(store, memory, clock) if ssd is not None and memory.limit else None
