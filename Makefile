@@ -22,6 +22,7 @@ help:
 	@echo "make test             the whole test suite"
 	@echo "make lint             ruff and mypy"
 	@echo "make drill            a server among many clients, for minutes (CONNECTIONS=256 REQUESTS=2000 MODEL=smollm2-135m)"
+	@echo "make drill-cache      kill a process that writes to the SSD tier, 200 times, and check every block (ROUNDS=200)"
 	@echo "make sanitize         the kernel tests with address and undefined-behaviour sanitizers"
 	@echo "make bench-scheduler  time of planning and settling a step for 256 sequences"
 	@echo "make clean            remove .venv, build products and caches"
@@ -62,6 +63,12 @@ MODEL ?= smollm2-135m
 drill: $(DEVELOPED)
 	@OBOLE_SOAK_CONNECTIONS="$(CONNECTIONS)" OBOLE_SOAK_REQUESTS="$(REQUESTS)" OBOLE_SOAK_MODEL="$(MODEL)" \
 	  $(BIN)/python -m pytest tests/server/test_soak.py -s
+
+# The test of the SSD tier under kill -9, with more rounds.
+ROUNDS ?= 200
+.PHONY: drill-cache
+drill-cache: $(INSTALLED)
+	@$(BIN)/python benchmarks/kill_drill.py --rounds "$(ROUNDS)"
 
 .PHONY: bench-scheduler
 bench-scheduler: $(INSTALLED)

@@ -127,3 +127,13 @@ def test_every_observation_moves_towards_the_truth(factor, rows, context):
     after = model.of(rows, rows * context, context)
     assert min(before, seconds) * (1 - 1e-9) <= after <= max(before, seconds) * (1 + 1e-9)
     assert abs(math.log(after / seconds)) <= abs(math.log(before / seconds)) + 1e-9
+
+
+def test_reading_a_prompt_costs_its_steps_and_its_context():
+    cost = StepCost([1, 2, 64], [0.010, 0.010, 0.072], context_seconds=1e-6, read_seconds=1e-6, pace=2.0)
+    assert cost.prefill(100, 100, 64) == 0.0
+    assert cost.prefill(0, 64, 64) == pytest.approx(2.0 * (0.072 + 1e-6 * 64 * 32 + 1e-6 * 32))
+    whole, parts = cost.prefill(0, 160, 64), 2.0 * (2 * 0.072 + float(cost.curve(32)[32]))
+    assert whole == pytest.approx(parts + 2.0 * (1e-6 * 160 * 80 + 1e-6 * 3 * 80))
+    assert cost.prefill(64, 160, 64) < whole
+    assert cost.prefill(1000, 1160, 64) > whole

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 from obole.errors import ConfigError
 from obole.types import SPECULATE
+
+UNITS = {"": 1, "B": 1}
+UNITS |= {f"{prefix}B": 1000**i for i, prefix in enumerate("KMGT", 1)}
+UNITS |= {f"{prefix}IB": 1024**i for i, prefix in enumerate("KMGT", 1)}
 
 DRAFT_MEMORY = 64 << 20  # bytes
 MAX_POSITIONS = 1 << 24  # of a context: tables for more would not fit, and no model has them
@@ -90,6 +96,29 @@ def _choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
         raise ConfigError(f"{name} must be one of {', '.join(allowed)}, not {value!r}.")
 
 
+def parse_size(text: str) -> int:
+    """Bytes from "2GiB", "500MB" or "1073741824". `2G` is refused, since it means 7 % more to some than to others.
+
+    Raises `ConfigError`.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    if not match or match[2].upper() not in UNITS:
+        raise ConfigError(f"{text!r} is not a size; write it like 2GiB, 500MB or 1073741824.")
+    return int(Decimal(match[1]) * UNITS[match[2].upper()])
+
+
+def parse_ssd(text: str) -> tuple[str, int]:
+    """Folder and bytes from "DIR:SIZE". Raises `ConfigError`."""
+    folder, colon, size = text.rpartition(":") if isinstance(text, str) else ("", "", "")
+    try:
+        count = parse_size(size) if folder and colon else 0
+    except ConfigError:
+        count = 0
+    if not 0 < count <= 1 << 60:
+        raise ConfigError(f"kv_ssd must be a folder and a size, such as /var/cache/obole:100GiB, not {text!r}.")
+    return folder, count
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
     max_batch_tokens: int = 512  # rows in one step
@@ -110,6 +139,8 @@ class SchedulerConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     kv_device: int | None = None  # bytes of the KV pool; None: from free memory
+    kv_ram: int | None = None  # bytes of memory for blocks that the pool has given up; None: none
+    kv_ssd: str | None = None  # "DIR:SIZE", a folder for blocks and the bytes it may take; None: none
     kv_dtype: str = "auto"  # "float32", "bfloat16"; auto: float32 for float32 checkpoints, else bfloat16
     max_context: int | None = None  # None: what the model was made for
     threads: int | None = None  # None: the processors this process may use
@@ -135,7 +166,11 @@ class EngineConfig:
             _count("draft_memory", self.draft_memory, 1 << 50, least=0)
         _count("draft_memory_seconds", self.draft_memory_seconds, 1 << 40, least=0)
         _choice("kernels", self.kernels, ("auto", "native", "reference"))
-        for name, most in (("kv_device", 1 << 50), ("max_context", MAX_POSITIONS), ("threads", 1024)):
+        if self.kv_ssd is not None:
+            parse_ssd(self.kv_ssd)
+        if not self.scheduler.prefix_cache and (self.kv_ram is not None or self.kv_ssd is not None):
+            raise ConfigError("kv_ram and kv_ssd are of no use while prefix_cache is off: leave them out, or it on.")
+        for name, most in (("kv_device", 1 << 50), ("kv_ram", 1 << 50), ("max_context", MAX_POSITIONS), ("threads", 1024)):
             value = getattr(self, name)
             if value is not None:
                 _count(name, value, most)

@@ -68,6 +68,18 @@ class StepCost:
         reference = float(self.curve(rows)[rows]) + self.context_seconds * context_rows + self.read_seconds * context
         return self.pace * reference
 
+    def prefill(self, start: int, end: int, chunk: int) -> float:
+        """Seconds to compute the tokens [start, end) of one sequence alone, at most `chunk` of them in a step."""
+        rows = end - start
+        if rows <= 0:
+            return 0.0
+        whole, rest = divmod(rows, chunk)
+        curve = self.curve(min(chunk, rows))
+        steps = whole * float(curve[-1]) + float(curve[rest] if rest else 0.0)
+        context_rows = (start + end) * rows / 2
+        context = (whole + (rest > 0)) * (start + end) / 2  # each step reads what is before it once
+        return self.pace * (steps + self.context_seconds * context_rows + self.read_seconds * context)
+
     def context_of(self, rows: int, start: int) -> float:
         """Seconds now that context adds for rows of one sequence at [start, start + rows): each sees what is before it."""
         return self.pace * (self.context_seconds * rows * (start + rows / 2) + self.read_seconds * (start + rows))

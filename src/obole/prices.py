@@ -75,7 +75,7 @@ def tokens_by_kind(receipt: Receipt, *, prompt: bool = True) -> dict[str, int]:
 
 def cached_by_kind(receipt: Receipt) -> dict[str, int]:
     """Cached tokens of the prompt by kind. A receipt that does not tell them apart found them all in the device's pool."""
-    by_tier: Mapping[str, int] = getattr(receipt, "cached_by_tier", None) or {Tier.DEVICE: receipt.cached_tokens}
+    by_tier = receipt.cached_by_tier or {Tier.DEVICE: receipt.cached_tokens}
     return {CACHED[Tier(tier)]: count for tier, count in by_tier.items()}
 
 

@@ -16,6 +16,7 @@ from obole.errors import InvalidRequest
 MAX_STOPS = 64
 MAX_TOP_LOGPROBS = 100
 MAX_CHOICES = 128
+MAX_HOLD_SECONDS = 86_400.0
 
 
 class FinishReason(enum.StrEnum):
@@ -26,6 +27,7 @@ class FinishReason(enum.StrEnum):
 
 class Status(enum.Enum):
     WAITING = "waiting"  # in the queue: owns no blocks
+    LOADING = "loading"  # waits for blocks to come up from RAM or SSD: owns blocks, takes part in no step
     RUNNING = "running"  # takes part in steps: owns blocks
     FINISHED = "finished"
 
@@ -47,6 +49,14 @@ class Tier(enum.StrEnum):
     DEVICE = "device"  # the pool that the model computes in
     RAM = "ram"
     SSD = "ssd"
+
+
+class NamedBlock(NamedTuple):
+    """A block of the pool and what its contents go by; `owner`: 16 bytes that stand for the tenant."""
+
+    key: bytes
+    owner: bytes
+    block: int
 
 
 SPECULATE = ("auto", "off", "lookup", "memory", "prediction", "forced", "draft")
@@ -143,6 +153,8 @@ class SamplingParams:
     speculate: str | None = None  # which drafts to try, one of `SPECULATE`; None: as the engine is set. No answer depends on it
     prediction: str | tuple[int, ...] | None = None  # text that is expected back, mostly unchanged: a source of drafts
     grammar: Grammar | None = None  # what the answer must look like
+    hold_seconds: float | None = None  # keep the prompt's cached blocks so long after the answer, in preference to others
+    hold_messages: int | None = None  # of a chat, the messages up to which; None: the whole prompt
     shown_token_ids: tuple[int, ...] = ()  # control tokens that the text shows, such as those around tool calls
 
     def __post_init__(self) -> None:
@@ -161,6 +173,9 @@ class SamplingParams:
         _integer("n", self.n, 1, MAX_CHOICES)
         _integer("logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS, optional=True)
         _integer("prompt_logprobs", self.prompt_logprobs, 0, MAX_TOP_LOGPROBS, optional=True)
+        if self.hold_seconds is not None:
+            _number("hold_seconds", self.hold_seconds, 0.0, MAX_HOLD_SECONDS)
+        _integer("hold_messages", self.hold_messages, 0, 2**31 - 1, optional=True)
         if self.speculate is not None and self.speculate not in SPECULATE:
             raise InvalidRequest("speculate", f"speculate must be one of {', '.join(SPECULATE)}, not {self.speculate!r}.")
         if self.prediction is not None and not isinstance(self.prediction, str):
@@ -219,6 +234,7 @@ class Request:
     seed: int
     eos_ids: frozenset[int] = frozenset()
     tenant: str = ""
+    hold_tokens: int = 0  # leading tokens of the prompt to which `params.hold_seconds` applies
     prediction_ids: tuple[int, ...] = ()  # `params.prediction` as tokens
     arrival: float = 0.0  # seconds on the engine's clock
 
@@ -256,7 +272,7 @@ class Sequence:
     __slots__ = (
         "request", "index", "seed", "tokens", "prompt_len", "max_len", "min_len", "stop_ids", "status", "num_computed",
         "tables", "keys", "num_registered", "parent", "text", "logprobs", "prompt_logprobs", "finish_reason", "tally", "dead",
-        "draft", "constraint", "speculation",
+        "draft", "constraint", "speculation", "private",
     )  # fmt: skip
 
     def __init__(
@@ -293,6 +309,7 @@ class Sequence:
         self.draft: Draft | None = None  # of the step under way or about to be planned
         self.constraint = constraint  # advanced by the runner with each token it chooses
         self.speculation: object | None = None  # the controller's own, as long as the sequence lives
+        self.private = False  # its tenant wants everything deleted: nothing of it is kept for others to use
 
     @property
     def output_ids(self) -> list[int]:
@@ -307,6 +324,9 @@ class Tally:
     first_token: float | None = None
     finished: float | None = None
     cached: int = -1  # prompt tokens found in the cache when first scheduled; -1: not yet scheduled
+    cached_by_tier: dict[Tier, int] = field(default_factory=dict)  # of these, those that came up from RAM or SSD
+    load_seconds: float = 0.0  # spent waiting for blocks to come up
+    held: int = 0  # prompt tokens held in the pool when the answer had ended
     unread: int = 0  # prompt tokens that were never computed, because the request was cancelled
     recomputed: int = 0  # tokens computed again after preemption
     preemptions: int = 0
@@ -328,6 +348,10 @@ class Receipt:
     Sums: cached_tokens + computed_tokens + unread_tokens = prompt_tokens, unread being those that a cancelled request never
     came to; sum(sources) = output_tokens; queued + prefill + decode = total seconds. `weight_bytes` is this answer's share,
     by rows, of what its forward passes read.
+
+    `cached_by_tier`: cached tokens by where they were found, "device", "ram" and "ssd"; `load_seconds`: of those in the queue,
+    what was spent waiting for blocks to come up. `held_tokens`: leading tokens of the prompt that the pool keeps in preference
+    to others for the time asked for; what else was to be held is kept in lower tiers only, if there are any.
 
     `sources`: tokens of the answer by who proposed them; `drafted`: tokens proposed, by source, of which `rejected` were not
     what the model chose (or came after the end). `draftless_passes`: passes that chose a token without a draft.
@@ -360,6 +384,9 @@ class Receipt:
     draft_seconds: float = 0.0
     saved_seconds: float = 0.0
     acceptance: str = "exact"
+    cached_by_tier: Mapping[str, int] = field(default_factory=dict)
+    load_seconds: float = 0.0
+    held_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -368,7 +395,9 @@ class StepPlan:
 
     `samples[i]` says that the newest token of sequence i is among them, so that the step yields the next one, and with
     a draft up to one more than was drafted.
-    `copies` are (from, to) block ids to copy before anything is written (copy on write).
+    Before anything is written, and in this order: `demotions` are blocks whose contents the pool has given up, to be kept in a
+    lower tier; `promotions` are blocks and the bytes to be laid into them, which have come up from one; `copies` are (from, to)
+    block ids to copy (copy on write). A plan may consist of promotions alone.
     Parallel lists rather than records: a plan for 256 sequences must cost well under a millisecond.
     """
 
@@ -378,6 +407,8 @@ class StepPlan:
     samples: list[bool]
     copies: list[tuple[int, int]]
     total_rows: int = 0
+    demotions: list[NamedBlock] = field(default_factory=list)
+    promotions: list[tuple[int, np.ndarray[Any, np.dtype[np.uint8]]]] = field(default_factory=list)
 
 
 @dataclass(slots=True)

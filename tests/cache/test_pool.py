@@ -54,3 +54,24 @@ def test_layers_of_different_shapes_are_refused():
     spec = CacheSpec((FULL, LayerSpec(StateKind.FULL, 4, 8)))
     with pytest.raises(ModelError, match="must agree"):
         make_pool(spec)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_whole_blocks_as_bytes(dtype):
+    """Gathered and laid in again elsewhere, every layer finds what it had, and nothing else has changed."""
+    pool = KVPool(MIXED, group_layers(MIXED), 300, dtype)
+    tensors = pool._keys + pool._values
+    for number, tensor in enumerate(tensors):
+        tensor.copy_(torch.arange(tensor.numel()).view(tensor.shape) % 251 + number)
+    before = [tensor.clone() for tensor in tensors]
+    sources, targets = list(range(140, 0, -1)), list(range(150, 290))
+    contents = pool.gather(sources)
+    assert contents.shape == (140, pool.block_bytes)
+    assert pool.block_bytes == KVPool.bytes_per_block(MIXED, group_layers(MIXED), dtype)
+    pool.scatter(targets, list(contents))
+    for tensor, old in zip(tensors, before, strict=True):
+        assert torch.equal(tensor[targets], old[sources])
+        others = [block for block in range(300) if block not in targets]
+        assert torch.equal(tensor[others], old[others])
+    assert (pool.gather(targets) == contents).all()
+    assert pool.gather([]).shape == (0, pool.block_bytes)

@@ -12,7 +12,10 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import NamedTuple
 
+import numpy as np
+
 from obole.cache.spec import CacheGroup
+from obole.cache.tiers.interface import Bytes
 from obole.config import BLOCK_SIZE
 from obole.types import FinishReason, Sequence, StepPlan, StepResult, TokenLogprob
 
@@ -59,12 +62,27 @@ class FakeModel:
     rows_computed: int = 0
     slots: list[list[Slot | None]] = field(init=False)
     digests: dict[Sequence, list[bytes]] = field(default_factory=dict)
+    contents: list[list[Slot | None]] = field(default_factory=list)  # of blocks that were gathered
 
     def __post_init__(self) -> None:
         self.slots = [[None] * BLOCK_SIZE for _ in range(self.num_blocks)]
 
+    def gather(self, blocks: list[int]) -> Bytes:
+        """What stands for the bytes of blocks, (n, 8)."""
+        first = len(self.contents)
+        self.contents += [list(self.slots[block]) for block in blocks]
+        return np.arange(first, len(self.contents), dtype="<u8").view(np.uint8).reshape(len(blocks), 8)
+
+    def lay(self, plan: StepPlan) -> None:
+        """Lay what was gathered into blocks again."""
+        blocks = [block for block, _ in plan.promotions]
+        assert len(set(blocks)) == len(blocks), "two promotions into one block"
+        for block, data in plan.promotions:
+            self.slots[block] = list(self.contents[int(data.view("<u8")[0])])
+
     def run(self, plan: StepPlan) -> StepResult:
         self.check_plan(plan)
+        self.lay(plan)
         for source, target in plan.copies:
             self.slots[target] = list(self.slots[source])
         # all rows of a layer are written before any is read, as attention kernels do

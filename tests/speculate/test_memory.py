@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -325,3 +326,24 @@ def test_the_limit_holds_under_many_requests(tiny_engine):
         assert controller.store.nbytes <= limit
     assert most > limit // 2
     check_idle(engine)
+
+
+def test_texts_of_an_earlier_time_come_before_others_and_go_first():
+    memory = Memory(1 << 20, keep_seconds=100.0)
+    memory.remember(finished("new", list(range(50))), 1000.0)
+    for i, when in enumerate((990.0, 950.0, 905.0)):  # newest first
+        assert memory.recall("", f"old {i}", np.arange(1000 * (i + 1), 1000 * (i + 1) + 50, dtype=np.int32), when)
+    assert memory.recall("other", "older", np.arange(60, dtype=np.int32), 901.0)
+    assert ask(memory, [2010, 2011, 2012]).tokens[0] == 2013
+    assert len(memory.generations("")) == 2
+    memory.remember(finished("newer", list(range(5000, 5050))), 1001.0)
+    assert len(memory.generations("")) == 2
+    memory.expire(1002.0)
+    assert not memory.generations("other")
+    assert ask(memory, [2010, 2011, 2012]) is not None
+    memory.expire(1091.0)
+    assert ask(memory, [2010, 2011, 2012]) is None
+    assert ask(memory, [10, 11, 12]) is not None
+    full = Memory(1000, keep_seconds=100.0)
+    assert not full.recall("", "long", np.zeros(100, dtype=np.int32), 1.0)
+    assert full.nbytes == 0

@@ -6,7 +6,8 @@ Format: https://html.spec.whatwg.org/multipage/server-sent-events.html#event-str
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from hashlib import blake2b
 from itertools import pairwise
 from typing import Any
 
@@ -23,7 +24,8 @@ class Answer:
 
     `arrivals`: of events that brought something of the answer, be it one token or several. `prompt_tokens`, `cached_tokens`
     (of the prompt, found in the server's cache) and `output_tokens` are what the server says. `problem`: why the answer does
-    not count; empty if it does. `receipts`: from a server that gives them.
+    not count; empty if it does. `receipts`: from a server that gives them. `accepted_tokens` and `rejected_tokens`: that were
+    drafted, where the server says so. `digest`: of the text of the answer.
     """
 
     sent: float
@@ -34,6 +36,9 @@ class Answer:
     output_tokens: int = 0
     problem: str = ""
     receipts: tuple[Mapping[str, Any], ...] = ()
+    accepted_tokens: int = 0
+    rejected_tokens: int = 0
+    digest: bytes = field(default=b"", compare=False)
 
     @property
     def first_token_seconds(self) -> float:
@@ -68,6 +73,8 @@ def read_answer(reply: Reply) -> Answer:
     usage: dict[str, Any] | None = None
     whole = False
     receipts: tuple[Mapping[str, Any], ...] = ()
+    timings: Mapping[str, Any] = {}
+    said = blake2b(digest_size=16)
     for at, data in events(reply.pieces):
         if data == DONE:
             whole = True
@@ -78,8 +85,10 @@ def read_answer(reply: Reply) -> Answer:
                 return Answer(reply.sent, reply.ended, problem=told(data))
             if _says_something(chunk):
                 arrivals.append(at)
+            said.update(_text(chunk))
             usage = chunk.get("usage") or usage
             receipts = tuple((chunk.get("obole") or {}).get("receipts") or receipts)
+            timings = chunk.get("timings") or timings
         except (msgspec.DecodeError, AttributeError, TypeError):
             return Answer(reply.sent, reply.ended, problem=f"no chunk of a chat completion: {_short(data)}")
     if not whole:
@@ -90,7 +99,22 @@ def read_answer(reply: Reply) -> Answer:
         return Answer(reply.sent, reply.ended, problem="the answer is empty")
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     counts = (int(usage.get("prompt_tokens") or 0), int(cached), int(usage.get("completion_tokens") or 0))
-    return Answer(reply.sent, reply.ended, tuple(arrivals), *counts, receipts=receipts)
+    drafts = _drafts(receipts, usage.get("completion_tokens_details") or {}, timings)
+    return Answer(reply.sent, reply.ended, tuple(arrivals), *counts, "", receipts, *drafts, said.digest())
+
+
+def _drafts(
+    receipts: Iterable[Mapping[str, Any]], details: Mapping[str, Any], timings: Mapping[str, Any]
+) -> tuple[int, int]:
+    """Drafted tokens that were accepted and rejected: by receipts, by OpenAI's usage, or by the timings of llama.cpp."""
+    drafted = sum(sum((receipt.get("drafted") or {}).values()) for receipt in receipts)
+    if drafted:
+        rejected = sum(sum(receipt["rejected"].values()) for receipt in receipts)
+        return drafted - rejected, rejected
+    if timings.get("draft_n"):
+        accepted = int(timings.get("draft_n_accepted") or 0)
+        return accepted, int(timings["draft_n"]) - accepted
+    return int(details.get("accepted_prediction_tokens") or 0), int(details.get("rejected_prediction_tokens") or 0)
 
 
 def told(body: bytes) -> str:
@@ -108,6 +132,16 @@ def _says_something(chunk: dict[str, Any]) -> bool:
         return True
     deltas = [choice.get("delta") or {} for choice in chunk.get("choices") or ()]
     return any(delta.get(key) for delta in deltas for key in ("content", "reasoning_content", "tool_calls"))
+
+
+def _text(chunk: dict[str, Any]) -> bytes:
+    """The text of all choices, with whose it is."""
+    parts = [
+        f"{choice.get('index', 0)}:{text}"
+        for choice in chunk.get("choices") or ()
+        if (text := (choice.get("delta") or {}).get("content"))
+    ]
+    return "".join(parts).encode("utf-8", "surrogatepass")
 
 
 def _short(data: bytes) -> str:

@@ -12,9 +12,11 @@ from obole.config import SchedulerConfig
 from obole.engine.engine import Engine, Stream
 from obole.engine.prompts import Prompt
 from obole.engine.results import Delta
+from obole.engine.tiering import Tiering
+from obole.errors import InvalidRequest
 from obole.models.registry import Model
 from obole.speculate.controller import always
-from obole.types import Request, SamplingParams, Sequence
+from obole.types import Request, SamplingParams, Sequence, StepPlan
 
 
 class BytesRead(NamedTuple):
@@ -102,3 +104,53 @@ def small_steps(engine: Engine, rows: int) -> Iterator[None]:
         yield
     finally:
         scheduler.config = before
+
+
+def groups(engine: Engine) -> int:
+    """Cache groups: blocks that 16 tokens take, where no window has passed."""
+    return len(engine._scheduler.cache.groups)
+
+
+def block_bytes(engine: Engine) -> int:
+    return _tiering(engine).pool.block_bytes
+
+
+def empty_pool(engine: Engine) -> None:
+    """Have the pool give up all that is cached, as pressure would. Nothing may be running."""
+    ledger, tiering = engine._scheduler.cache.ledger, _tiering(engine)
+    blocks = [ledger.allocate() for _ in range(ledger.available)]
+    tiering.carry(StepPlan([], [], [], [], [], demotions=ledger.take_given_up()))
+    for block in blocks:
+        ledger.release(block)
+
+
+def write_all(engine: Engine) -> None:
+    """Have all that waits for it written to disk."""
+    tiering = _tiering(engine)
+    tiering.after_step(0.0)
+    while tiering.when_idle():
+        pass
+    tiering.store.flush()
+
+
+@contextmanager
+def with_tiers(engine: Engine, wanted: bool) -> Iterator[None]:
+    """Within, blocks go down and come up, or if not `wanted`, what the pool gives up is lost as if there were no tiers."""
+    if wanted:
+        yield
+        return
+    tiering, loader = engine._tiering, engine._scheduler.loader
+    engine._tiering = engine._scheduler.loader = None
+    try:
+        yield
+    finally:
+        ledger = engine._scheduler.cache.ledger
+        ledger.take_given_up()
+        ledger.take_named()
+        engine._tiering, engine._scheduler.loader = tiering, loader
+
+
+def _tiering(engine: Engine) -> Tiering:
+    if engine._tiering is None:
+        raise InvalidRequest("kv_ssd", "This engine has no tiers below its pool: set kv_ram or kv_ssd.")
+    return engine._tiering

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 from obole.cache.ledger import BlockLedger, Usage
-from obole.cache.prefix import Value, canonical, extend_keys, group_suffix, root_key
+from obole.cache.prefix import Value, canonical, extend_keys, group_suffix, owner_tag, root_key
 from obole.cache.spec import CacheGroup, StateKind
 from obole.config import BLOCK_SIZE
 from obole.types import Sequence
@@ -72,6 +73,10 @@ class SlidingManager:
         )
 
 
+Place = tuple[int, int]  # group, index of a block in the tables of that group
+_owner_tag = lru_cache(maxsize=4096)(owner_tag)
+
+
 def _sliding(group: CacheGroup) -> StateManager:
     if group.window is None or group.window < 1:
         raise ValueError(f"A sliding cache group needs a window of at least 1, not {group.window}.")
@@ -105,7 +110,7 @@ class KVCacheManager:
         self.prefix_cache = prefix_cache
         self.chunk = chunk
         layout: list[Value] = [[group.kind.value, group.window, group.layers] for group in groups]
-        self._identity = canonical([identity, BLOCK_SIZE, layout])
+        self.identity = canonical([identity, BLOCK_SIZE, layout])
         self._suffixes = tuple(group_suffix(g) for g in range(len(groups)))
         self._full = tuple(g for g, group in enumerate(groups) if group.kind is StateKind.FULL)
         self._partial = tuple(g for g, group in enumerate(groups) if group.kind is not StateKind.FULL)
@@ -134,27 +139,36 @@ class KVCacheManager:
 
     # -- prefix hits ------------------------------------------------------------------------------------------------------
 
-    def match(self, seq: Sequence) -> int:
+    def match(self, seq: Sequence, elsewhere: Callable[[bytes], object] | None = None) -> int:
         """Most leading tokens whose state is cached: whole blocks, and never the last token, which must be computed.
 
         All groups of full attention must hold all blocks up to there, other groups those that the next token reads. If
         all tokens are cached, the answer is one less than their number, inside the last block. 0 while prompt
         log-probabilities are wanted: they need the logits of every prompt token.
+
+        `elsewhere`: says of a key, by anything but None, that what is not in the pool can be had from a lower tier.
         """
         wants_scores = seq.request.params.prompt_logprobs is not None and len(seq.prompt_logprobs) < seq.prompt_len - 1
         if not self.prefix_cache or wants_scores:
             return 0
         self._extend_keys(seq, len(seq.tokens) // BLOCK_SIZE)
-        lookup, suffixes = self.ledger.lookup, self._suffixes
-        count = len(seq.tokens) // BLOCK_SIZE
+        knows, suffixes, keys = self.ledger.knows, self._suffixes, seq.keys
+
+        def has(g: int, j: int) -> bool:
+            key = keys[j] + suffixes[g]
+            return knows(key) or (elsewhere is not None and elsewhere(key) is not None)
+
+        return self._longest(len(seq.tokens) // BLOCK_SIZE, len(seq.tokens) - 1, has)
+
+    def _longest(self, count: int, most: int, has: Callable[[int, int], bool]) -> int:
+        """Most leading tokens, of `count` full blocks and at most `most`, that are had; `has`: says so of (group, block)."""
         for g in self._full:
-            suffix = suffixes[g]
-            count = next((j for j in range(count) if lookup(seq.keys[j] + suffix) is None), count)
-        best = min(count * BLOCK_SIZE, len(seq.tokens) - 1)
+            count = next((j for j in range(count) if not has(g, j)), count)
+        best = min(count * BLOCK_SIZE, most)
         needed = [(g, self.managers[g].first_needed(best)) for g in self._partial]
         j = _blocks(best) - 1
         while j >= min((first for _, first in needed), default=j + 1):
-            if any(j >= first and lookup(seq.keys[j] + suffixes[g]) is None for g, first in needed):
+            if any(j >= first and not has(g, j) for g, first in needed):
                 # no longer prefix whose window touches block j can be served: try the one that ends before it
                 best = j * BLOCK_SIZE
                 needed = [(g, self.managers[g].first_needed(best)) for g in self._partial]
@@ -177,6 +191,79 @@ class KVCacheManager:
             seq.tables.append(table)
         seq.num_computed = tokens
         seq.num_registered = tokens // BLOCK_SIZE
+
+    def reserve(self, seq: Sequence, tokens: int) -> list[Place] | None:
+        """Hold blocks for the first `tokens` tokens: those in the pool, and empty ones at the places returned.
+
+        In the order in which a prefix grows. None, with nothing held, if there are not enough. The sequence owns nothing yet
+        and has computed nothing; `adopt` ends this state, or `release`.
+        """
+        seq.tables = [[-1] * _blocks(tokens) for _ in self.groups]
+        places = []
+        for place in self._places(tokens):
+            block = self.ledger.lookup(self.key_at(seq, place))
+            if block is None:
+                places.append(place)
+            else:
+                self.ledger.acquire(block)
+                seq.tables[place[0]][place[1]] = block
+        if len(places) > self.ledger.available:
+            self.release(seq)
+            return None
+        for g, j in places:
+            seq.tables[g][j] = self.ledger.allocate()
+        return places
+
+    def absent(self, seq: Sequence, tokens: int) -> list[bytes]:
+        """Keys of the blocks that the pool lacks for a hit of `tokens` tokens, in the order in which a prefix grows."""
+        keys = (self.key_at(seq, place) for place in self._places(tokens))
+        return [key for key in keys if not self.ledger.knows(key)]
+
+    def _places(self, tokens: int) -> list[Place]:
+        """Places of the blocks that the token after so many needs."""
+        end = _blocks(tokens)
+        firsts = [min(manager.first_needed(tokens), end) for manager in self.managers]
+        return [(g, j) for j in range(end) for g, first in enumerate(firsts) if j >= first]
+
+    def key_at(self, seq: Sequence, place: Place) -> bytes:
+        """What the block at a place goes by."""
+        return seq.keys[place[1]] + self._suffixes[place[0]]
+
+    def name(self, seq: Sequence, places: Iterable[Place]) -> None:
+        """Name blocks whose contents are now what a lower tier had under their keys."""
+        if seq.private:
+            return
+        owner = _owner_tag(seq.request.tenant)
+        for place in places:
+            block = seq.tables[place[0]][place[1]]
+            if self.ledger.key_of[block] is None:
+                self.ledger.register(block, self.key_at(seq, place), owner)
+
+    def adopt(self, seq: Sequence, empty: Iterable[Place]) -> int:
+        """After `reserve`: go on with the longest prefix that there is; sets `num_computed`. Blocks at places `empty` are so.
+
+        That is what the sequence holds, or what the pool knows by now, if that is more. Blocks without a name are named when
+        the sequence is next committed. Returns the tokens.
+        """
+        missing, tables = set(empty), seq.tables
+        end = len(tables[0])
+
+        def has(g: int, j: int) -> bool:
+            return j < end and tables[g][j] >= 0 and (g, j) not in missing
+
+        best = self._longest(end, len(seq.tokens) - 1, has)
+        known = self.match(seq)
+        if known > best:
+            self.attach(seq, known)  # before the others are let go of: they may be the same ones
+            self._let_go(tables)
+            return known
+        kept = _blocks(best)
+        self._let_go([[-1] * kept + table[kept:] for table in tables])
+        seq.tables = [table[:kept] for table in tables]
+        seq.num_computed = best
+        unnamed = (j for j in range(kept) for t in seq.tables if t[j] >= 0 and self.ledger.key_of[t[j]] is None)
+        seq.num_registered = min(next(unnamed, kept), best // BLOCK_SIZE)
+        return best
 
     def fork(self, parent: Sequence, child: Sequence) -> bool:
         """Let `child`, another answer to the same prompt, share the parent's blocks of all prompt tokens but the last.
@@ -225,7 +312,7 @@ class KVCacheManager:
                     copies.append((block, table[tail]))
                     ledger.release(block)
                 else:
-                    ledger.forget(block)
+                    ledger.give_up(block)
             table.extend([ledger.allocate() for _ in range(more)])
         return copies
 
@@ -236,13 +323,15 @@ class KVCacheManager:
         """
         ledger = self.ledger
         full = seq.num_computed // BLOCK_SIZE
-        if self.prefix_cache and full > seq.num_registered:
+        if self.prefix_cache and full > seq.num_registered and not seq.private:
             self._extend_keys(seq, full)
+            owner = _owner_tag(seq.request.tenant)
             for table, suffix in zip(seq.tables, self._suffixes, strict=True):
                 for j in range(seq.num_registered, full):
-                    if table[j] >= 0:
-                        ledger.register(table[j], seq.keys[j] + suffix)
-            seq.num_registered = full
+                    # those from the pool among blocks that have come up from a lower tier have their names already
+                    if table[j] >= 0 and ledger.key_of[table[j]] is None:
+                        ledger.register(table[j], seq.keys[j] + suffix, owner)
+        seq.num_registered = full
         for g in self._partial:
             table = seq.tables[g]
             j = self.managers[g].first_kept(full * BLOCK_SIZE) - 1
@@ -261,18 +350,37 @@ class KVCacheManager:
 
     def release(self, seq: Sequence) -> None:
         """Let go of all blocks, the last ones of all groups first: a prefix is of use only while every group has it."""
-        tables = seq.tables
-        for j in range(max(map(len, tables), default=0) - 1, -1, -1):
-            for table in tables:
-                if table[j] >= 0:
-                    self.ledger.release(table[j])
+        self._let_go(seq.tables)
         seq.tables = []
         seq.num_registered = 0
         seq.num_computed = 0
 
+    def _let_go(self, tables: list[list[int]]) -> None:
+        for j in range(max(map(len, tables), default=0) - 1, -1, -1):
+            for table in tables:
+                if table[j] >= 0:
+                    self.ledger.release(table[j])
+
+    def hold(self, seq: Sequence, tokens: int, until: float) -> tuple[int, list[bytes]]:
+        """Keep the full blocks of a sequence's first `tokens` tokens in preference to others, as far as they may be held.
+
+        Returns the tokens so held in the pool, from the first on, and the keys of all these blocks.
+        """
+        places = [place for place in self._places(tokens // BLOCK_SIZE * BLOCK_SIZE) if place[1] < len(seq.keys)]
+        keys = [self.key_at(seq, place) for place in places]
+        refused = [j for (_, j), key in zip(places, keys, strict=True) if not self.ledger.hold(key, until)]
+        return min([*refused, tokens // BLOCK_SIZE]) * BLOCK_SIZE, keys
+
+    def forget(self, tenant: str) -> int:
+        """Delete the contents of a tenant's blocks. Returns how many there were."""
+        return self.ledger.forget_owner(_owner_tag(tenant))
+
     def reset(self) -> None:
         """Forget everything, held blocks included: for when the books cannot be trusted. Nobody may own blocks afterwards."""
+        watched = self.ledger.watched
         self.ledger = BlockLedger(self.ledger.num_blocks)
+        if watched:
+            self.ledger.watch()
 
     # -- books ------------------------------------------------------------------------------------------------------------
 
@@ -293,5 +401,5 @@ class KVCacheManager:
 
     def _extend_keys(self, seq: Sequence, count: int) -> None:
         if len(seq.keys) < count:
-            root = b"" if seq.keys else root_key(self._identity, seq.request.tenant)
+            root = b"" if seq.keys else root_key(self.identity, seq.request.tenant)
             extend_keys(seq.keys, root, seq.tokens, count)

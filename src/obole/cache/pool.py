@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 import torch
 
 from obole.cache.spec import CacheGroup, CacheSpec
 from obole.config import BLOCK_SIZE
 from obole.errors import ModelError
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+Rows = np.ndarray[Any, np.dtype[np.void]]
+
+BATCH_BYTES = 1 << 20  # moved at a time between the pool and rows of bytes, so that what is in between stays in the caches
 
 
 class KVPool:
@@ -50,6 +59,44 @@ class KVPool:
             source, target = (torch.tensor(ids) for ids in zip(*batch, strict=True))
             for tensor in self._keys + self._values:
                 tensor[target] = tensor[source]
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block in all tensors."""
+        return self.nbytes // self.num_blocks
+
+    def gather(self, blocks: Sequence[int]) -> Bytes:
+        """Contents of whole blocks, (n, block_bytes): of each the parts of all tensors one after the other."""
+        found = np.empty((len(blocks), self.block_bytes), dtype=np.uint8)
+        ids, columns, step = np.array(blocks, dtype=np.int64), self._columns(), self._batch
+        for first in range(0, len(blocks), step):
+            chosen, part = ids[first : first + step], found[first : first + step]
+            for column, rows in columns:
+                part[:, column].view(rows.dtype)[:, 0] = rows[chosen]
+        return found
+
+    def scatter(self, blocks: Sequence[int], contents: Sequence[Bytes]) -> None:
+        """Lay contents, each (block_bytes,) as `gather` gave them, into different blocks."""
+        ids, columns, step = np.array(blocks, dtype=np.int64), self._columns(), self._batch
+        for first in range(0, len(blocks), step):
+            chosen, part = ids[first : first + step], np.stack(contents[first : first + step])
+            for column, rows in columns:
+                rows[chosen] = part[:, column].view(rows.dtype)[:, 0]
+
+    @property
+    def _batch(self) -> int:
+        return max(1, BATCH_BYTES // self.block_bytes)
+
+    def _columns(self) -> list[tuple[slice, Rows]]:
+        """For each tensor, its part of a block's bytes, and its blocks as opaque elements: numpy moves these several times
+        faster than torch does rows of bytes."""
+        columns, start = [], 0
+        for tensor in self._keys + self._values:
+            size = tensor.nbytes // self.num_blocks
+            rows = tensor.view(torch.uint8).view(self.num_blocks, -1).numpy().view(f"V{size}")[:, 0]
+            columns.append((slice(start, start + size), rows))
+            start += size
+        return columns
 
 
 def _shape(spec: CacheSpec) -> tuple[int, int]:

@@ -62,3 +62,8 @@ def extend_keys(keys: list[bytes], root: bytes, tokens: list[int], count: int) -
 def group_suffix(group: int) -> bytes:
     """Appended to a block's key: all cache groups share one ledger, and hold different layers of the same tokens."""
     return struct.pack("<H", group)
+
+
+def owner_tag(tenant: str) -> bytes:
+    """16 bytes that stand for a tenant, by which its blocks are found when they are to be deleted."""
+    return blake3(canonical(["owner", tenant])).digest(16)

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from obole import __version__
-from obole.cli import bench_serve, bench_speculation
+from obole.cli import bench_cache, bench_serve, bench_speculation
 from obole.cli.audit import audit
 from obole.cli.bench import bench
 from obole.cli.chat import chat
@@ -87,6 +87,7 @@ def options(
 
 for command in (run, chat, serve, top, score, models, verify, usage, price, audit):
     app.command()(command)
+bench_cache.add_to(bench)
 bench_speculation.add_to(bench)
 bench.command()(bench_serve.serve)
 app.add_typer(bench)

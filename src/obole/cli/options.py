@@ -13,13 +13,13 @@ import re
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from obole.config import EngineConfig, SchedulerConfig, engine_config
+from obole.config import parse_size as size_in_bytes
 from obole.errors import ConfigError, InvalidRequest, OboleError
 from obole.types import SamplingParams
 
@@ -37,17 +37,13 @@ MODEL_HELP = "A name from `obole models`, a Hugging Face repository, a folder wi
 
 METAVARS = {int: "N", int | None: "N", float: "X", list[int]: "N"}
 
-UNITS = {"": 1, "B": 1}
-UNITS |= {f"{prefix}B": 1000**i for i, prefix in enumerate("KMGT", 1)}
-UNITS |= {f"{prefix}IB": 1024**i for i, prefix in enumerate("KMGT", 1)}
-
 
 def parse_size(text: str) -> int:
-    """Bytes from "2GiB", "500MB" or "1073741824". `2G` is refused, since it means 7 % more to some than to others."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
-    if not match or match[2].upper() not in UNITS:
-        raise typer.BadParameter(f"{text!r} is not a size; write it like 2GiB, 500MB or 1073741824.")
-    return int(Decimal(match[1]) * UNITS[match[2].upper()])
+    """Bytes from "2GiB", "500MB" or "1073741824"."""
+    try:
+        return size_in_bytes(text)
+    except ConfigError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def parse_bias(text: str) -> tuple[int, float]:
@@ -91,10 +87,12 @@ SAMPLING: Mapping[str, Help] = {
 }
 
 # Fields of `SamplingParams` that are no options of this kind: the engine's own option does it, or a command has one for a file.
-NO_OPTIONS = frozenset({"speculate", "prediction", "grammar", "shown_token_ids"})
+NO_OPTIONS = frozenset({"speculate", "prediction", "grammar", "shown_token_ids", "hold_seconds", "hold_messages"})
 
 ENGINE: Mapping[str, Help] = {
     "kv_device": Help("Memory for the KV pool.", unset="from free memory", metavar="SIZE", parser=parse_size),
+    "kv_ram": Help("Memory for cached blocks that the KV pool gives up.", unset="none", metavar="SIZE", parser=parse_size),
+    "kv_ssd": Help("Folder for cached blocks, and how large it may become.", unset="none", metavar="DIR:SIZE"),
     "kv_dtype": Help("Format of cached keys and values: auto, float32 or bfloat16.", metavar="FORMAT"),
     "max_context": Help("Longest prompt and answer together, in tokens.", unset="what the model was made for"),
     "threads": Help("Processor threads.", unset="the processors at hand"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from obole.engine.results import Choice, EngineInfo
 from obole.engine.sampler import is_greedy
 from obole.prices import PriceList, plain, price
-from obole.types import Receipt, SamplingParams
+from obole.types import Receipt, SamplingParams, Tier
 
 RULE = 62  # columns
 
@@ -46,7 +46,7 @@ def receipt_rows(choice: Choice, params: SamplingParams, prices: PriceList | Non
     """(heading, text) for each line of the full receipt of an answer to a request with `params`."""
     r = choice.receipt
     rate = decode_rate(r)
-    prompt = f"{plural(r.prompt_tokens, 'token')}: {r.cached_tokens:,} cached + {r.computed_tokens:,} computed"
+    prompt = f"{plural(r.prompt_tokens, 'token')}: {r.cached_tokens:,} cached{by_tier(r)} + {r.computed_tokens:,} computed"
     prompt += f" + {r.unread_tokens:,} unread" if r.unread_tokens else ""
     sources = ": " + " + ".join(f"{count:,} {name}" for name, count in r.sources.items()) if r.output_tokens else ""
     output = f"{plural(r.output_tokens, 'token')}{sources} · ended by {choice.finish_reason}{shown_seed(choice, params)}"
@@ -57,7 +57,8 @@ def receipt_rows(choice: Choice, params: SamplingParams, prices: PriceList | Non
     ]
     if r.preemptions:
         work.append(f"{plural(r.preemptions, 'preemption')}, {plural(r.recomputed_tokens, 'token')} recomputed")
-    time = f"{r.queued_seconds:.2f} s queued + {r.prefill_seconds:.2f} s prefill + {r.decode_seconds:.2f} s decode"
+    loaded = f", {r.load_seconds:.2f} s of it for cached blocks," if r.load_seconds >= 0.005 else ""
+    time = f"{r.queued_seconds:.2f} s queued{loaded} + {r.prefill_seconds:.2f} s prefill + {r.decode_seconds:.2f} s decode"
     time += f" = {r.total_seconds:.2f} s"
     rows = [("prompt", prompt), ("output", output)]
     if r.drafted:
@@ -71,6 +72,13 @@ def price_text(choice: Choice, prices: PriceList) -> str:
     charge = price(choice.receipt, prices, prompt=choice.index == 0)
     parts = " + ".join(f"{kind} {plain(amount)}" for kind, _, amount in charge.lines)
     return f"{plain(charge.total)} {prices.currency}" + (f": {parts}" if parts else "")
+
+
+def by_tier(r: Receipt) -> str:
+    """ " (16 from device, 80 from ssd)" where anything came from a lower tier."""
+    below = any(count for tier, count in r.cached_by_tier.items() if tier != Tier.DEVICE)
+    parts = [f"{count:,} from {tier}" for tier, count in r.cached_by_tier.items() if count]
+    return f" ({', '.join(parts)})" if below else ""
 
 
 def drafts(r: Receipt) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from dataclasses import dataclass
 
@@ -15,10 +16,12 @@ from obole.engine.draft_model import DraftModel
 from obole.engine.machine import usable_processors
 from obole.engine.results import EngineInfo
 from obole.engine.runner import Runner
+from obole.engine.tiering import Tiering, open_tiering
 from obole.errors import ConfigError, ModelError
 from obole.kernels.dispatch import load_ops
 from obole.kernels.ops import Ops
 from obole.models.loading import Progress
+from obole.scheduler.loading import Loader
 from obole.scheduler.scheduler import Scheduler
 from obole.speculate.controller import Controller
 from obole.speculate.lookup import IndexStore
@@ -44,6 +47,7 @@ class Parts:
     scheduler: Scheduler
     runner: Runner
     controller: Controller
+    tiering: Tiering | None
     vocab_size: int
     eos_ids: frozenset[int]
     grammars: GrammarCompiler | None
@@ -77,7 +81,13 @@ def assemble(model: str, revision: str | None, config: EngineConfig, progress: P
     info = describe(model, checkpoint, core, ops, time.perf_counter() - started)
     grammars = None if tokenizer is None else GrammarCompiler(tokenizer, eos_ids, checkpoint.config.vocab_size)
     runner = dataclasses.replace(core.runner, vocab_size=vocab_size)
-    return Parts(info, tokenizer, template, core.scheduler, runner, controller, vocab_size, eos_ids, grammars)
+    tiering = open_tiering(config, core.pool, core.cache, controller.memory, time.perf_counter)
+    if tiering is not None:
+        controller.saved = None if tiering.recall is None else tiering.recall.save
+        chunk = config.scheduler.max_batch_tokens
+        recompute = functools.partial(cost.prefill, chunk=chunk)
+        core.scheduler.loader = Loader(core.cache, tiering.store, core.pool.block_bytes, recompute)
+    return Parts(info, tokenizer, template, core.scheduler, runner, controller, tiering, vocab_size, eos_ids, grammars)
 
 
 def describe(model: str, checkpoint: Checkpoint, core: Core, ops: Ops, load_seconds: float) -> EngineInfo:

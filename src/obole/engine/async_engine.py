@@ -12,22 +12,24 @@ import atexit
 import heapq
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
+from obole.cache.tiers.reuse import Reuse
+from obole.cache.tiers.store import StoreStats
 from obole.engine.async_stream import AsyncStream, Feed
 from obole.engine.engine import Engine, _Live
-from obole.engine.prompts import Prompt, prompt_ids
+from obole.engine.prompts import Prompt, Tools, prompt_ids
+from obole.engine.results import Forgotten
 from obole.errors import ConfigError, EngineClosed, EngineFailure, InvalidRequest, Overloaded
 from obole.types import SamplingParams
 
 Call: TypeAlias = Callable[[], None]
-Tools: TypeAlias = Sequence[Mapping[str, Any]]
 
 TEXT_THREADS = 4  # a slow chat template must not hold up plain prompts
 FRUITLESS_STEPS = 3  # steps in a row that raise without ending a request: no further one can be expected to do better
@@ -117,6 +119,15 @@ class AsyncEngine:
         self._refuse()
         return list(await asyncio.get_running_loop().run_in_executor(self._texts, self._ids, prompt, tools))
 
+    async def forget(self, tenant: str = "") -> Forgotten:
+        """As `Engine.forget`. Raises `EngineClosed`."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Forgotten] = loop.create_future()
+        self._post(partial(self._forget, tenant, loop, done))
+        forgotten = await done
+        await asyncio.to_thread(self.engine._flush)
+        return forgotten
+
     async def drain(self, seconds: float) -> None:
         """Refuse new requests, wait at most `seconds` for those that were accepted, then cancel what is left of them."""
         self._closing = True
@@ -160,6 +171,14 @@ class AsyncEngine:
         usage = scheduler.cache.usage()
         return Snapshot(scheduler.num_running, scheduler.num_waiting, usage.in_use, usage.total)
 
+    def tier_stats(self) -> StoreStats | None:
+        """What the tiers below the KV pool hold and have moved; None without any. From any thread."""
+        return self.engine.tier_stats
+
+    def reuse(self) -> Reuse:
+        """As `Engine.reuse`."""
+        return self.engine.reuse
+
     def _arrive(self) -> None:
         """Count a request among those that wait, though the scheduler does not know it yet."""
         with self._door:
@@ -192,7 +211,7 @@ class AsyncEngine:
         return prompt_ids(prompt, engine.tokenizer, engine._template, engine.vocab_size, tools=tools)
 
     def _prepare(self, prompt: Prompt, params: SamplingParams, tenant: str, tools: Tools | None) -> _Live:
-        return self.engine._prepare(self._ids(prompt, tools), params, tenant)
+        return self.engine._prepare(prompt, self._ids(prompt, tools), params, tenant, tools)
 
     def _post(self, call: Call) -> None:
         """Have something done by the engine thread before its next step. Every call that gets in is made."""
@@ -220,6 +239,8 @@ class AsyncEngine:
     def _cycle(self) -> None:
         """Make the calls of others, waiting for one when there is nothing to compute; then one step."""
         while self._open and (not self._jobs or not self._calls.empty()):
+            if self._calls.empty() and self.engine._when_idle():
+                continue
             self._calls.get()()
         now = self.engine._clock()
         while self._deadlines and self._deadlines[0][0] <= now:
@@ -301,6 +322,14 @@ class AsyncEngine:
         self._deadlines.clear()
         self._tell_watchers()
 
+    def _forget(self, tenant: str, loop: asyncio.AbstractEventLoop, done: asyncio.Future[Forgotten]) -> None:
+        try:
+            forgotten = self.engine._forget(tenant)
+        except Exception as error:
+            _tell(loop, partial(_settle, done, error))
+        else:
+            _tell(loop, partial(_settle, done, forgotten))
+
     def _watch(self, loop: asyncio.AbstractEventLoop, idle: asyncio.Event) -> None:
         self._watchers.append((loop, idle))
         self._tell_watchers()
@@ -326,6 +355,15 @@ def _tell(loop: asyncio.AbstractEventLoop, call: Call) -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def _settle(done: asyncio.Future[Forgotten], outcome: Forgotten | Exception) -> None:
+    if done.cancelled():
+        return
+    if isinstance(outcome, Exception):
+        done.set_exception(outcome)
+    else:
+        done.set_result(outcome)
 
 
 def _make(calls: list[Call]) -> None:

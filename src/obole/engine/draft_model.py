@@ -105,6 +105,11 @@ class DraftModel:
         if shadow is not None:
             self.cache.release(shadow)
 
+    def forget_tenant(self, tenant: str) -> None:
+        for shadow in self._shadows.values():
+            shadow.private |= shadow.request.tenant == tenant
+        self.cache.forget(tenant)
+
     def reset(self) -> None:
         """Forget everything, for after an exception: nobody knows what it cut short, and shadows can be computed again."""
         self._shadows.clear()

@@ -13,11 +13,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from obole.config import engine_config
+from obole.cache.tiers.reuse import Reuse, ReuseEstimator
+from obole.cache.tiers.store import StoreStats
+from obole.config import BLOCK_SIZE, engine_config
 from obole.costmodel import StepCost
 from obole.engine.assembly import assemble
-from obole.engine.prompts import Prompt, check_params, prediction_ids, prompt_ids, split_prompts
-from obole.engine.results import Choice, Delta, Result, Score
+from obole.engine.prompts import Prompt, Tools, check_params, held_tokens, prediction_ids, prompt_ids, split_prompts
+from obole.engine.results import Choice, Delta, Forgotten, Result, Score
 from obole.engine.sampler import choice_seed
 from obole.errors import InvalidRequest
 from obole.models.loading import Progress
@@ -25,7 +27,7 @@ from obole.scheduler.receipt import receipt
 from obole.text.detokenizer import Detokenizer
 from obole.text.grammar import CompiledGrammar
 from obole.text.tool_formats import ToolFormat, detect_format
-from obole.types import Event, FinishReason, Grammar, Request, SamplingParams, Sequence
+from obole.types import Event, FinishReason, Grammar, Request, SamplingParams, Sequence, StepPlan, StepResult
 
 
 @dataclass(slots=True)
@@ -63,6 +65,8 @@ class Engine:
         self._scheduler = parts.scheduler
         self._runner = parts.runner
         self._controller = parts.controller
+        self._tiering = parts.tiering
+        self._reuse = ReuseEstimator()
         self.vocab_size = parts.vocab_size
         self._eos_ids = parts.eos_ids
         self._grammars = parts.grammars
@@ -86,6 +90,16 @@ class Engine:
     def step_cost(self) -> StepCost:
         """What steps cost here, as far as is known by now. The engine's own, which goes on learning."""
         return self._controller.cost
+
+    @property
+    def tier_stats(self) -> StoreStats | None:
+        """What the tiers below the KV pool hold and have moved; None without any. From any thread."""
+        return None if self._tiering is None else self._tiering.stats()
+
+    @property
+    def reuse(self) -> Reuse:
+        """How often blocks of prompts come back, and what was found of them. From any thread."""
+        return self._reuse.value()
 
     @property
     def has_chat_template(self) -> bool:
@@ -119,8 +133,8 @@ class Engine:
             raise InvalidRequest("params", f"There are {len(split)} prompts but {len(each)} params.")
         live: list[_Live] = []
         try:
-            for ids, own in zip([self._ids(prompt) for prompt in split], each, strict=True):
-                live.append(self._submit(ids, own, tenant))
+            for prompt, ids, own in zip(split, [self._ids(prompt) for prompt in split], each, strict=True):
+                live.append(self._submit(prompt, ids, own, tenant))
             while any(one.unfinished for one in live):
                 self._step()
         finally:
@@ -133,7 +147,7 @@ class Engine:
 
         The request is checked and queued at once. Closing the stream (or leaving its `with` block) cancels the request.
         """
-        return Stream(self, self._submit(self._ids(prompt), params or SamplingParams(), tenant))
+        return Stream(self, self._submit(prompt, self._ids(prompt), params or SamplingParams(), tenant))
 
     def score(self, inputs: str | Seq[int] | Seq[str | Seq[int]], *, tenant: str = "") -> list[Score]:
         """Log-probability of each given token after those before it. Texts get the model's BOS as usual.
@@ -151,6 +165,29 @@ class Engine:
             for r in results
         ]
 
+    def forget(self, tenant: str = "") -> Forgotten:
+        """Delete what is kept of a tenant's requests, in every tier: blocks, and texts to draft from.
+
+        Requests under way go on, and leave nothing behind. When this returns, files have been overwritten, unless the disk
+        does not answer for a minute.
+        """
+        forgotten = self._forget(tenant)
+        self._flush()
+        return forgotten
+
+    def _flush(self) -> None:
+        """Wait for what was given to the disk. From any thread."""
+        if self._tiering is not None:
+            self._tiering.store.flush()
+
+    def _forget(self, tenant: str) -> Forgotten:
+        for live in self._live.values():
+            for sequence in live.sequences if live.request.tenant == tenant else ():
+                sequence.private = True
+        self._controller.forget(tenant)
+        device = self._scheduler.cache.forget(tenant)
+        return Forgotten(device, 0 if self._tiering is None else self._tiering.forget(tenant))
+
     def close(self) -> None:
         """Cancel what is running and stop the helper processes. Requests are refused afterwards."""
         self._closed = True
@@ -160,6 +197,8 @@ class Engine:
             self._template.close()
         if self._grammars is not None:
             self._grammars.close()
+        if self._tiering is not None:
+            self._tiering.close()
 
     def __enter__(self) -> Engine:
         return self
@@ -170,13 +209,18 @@ class Engine:
     def _ids(self, prompt: Prompt) -> tuple[int, ...]:
         return prompt_ids(prompt, self.tokenizer, self._template, self.vocab_size)
 
-    def _submit(self, ids: tuple[int, ...], params: SamplingParams, tenant: str) -> _Live:
-        live = self._prepare(ids, params, tenant)
+    def _submit(self, prompt: Prompt, ids: tuple[int, ...], params: SamplingParams, tenant: str) -> _Live:
+        live = self._prepare(prompt, ids, params, tenant)
         self._enter(live)
         return live
 
-    def _prepare(self, ids: tuple[int, ...], params: SamplingParams, tenant: str) -> _Live:
-        """A request, checked but not queued. The one half of submitting that is for any thread: it changes nothing."""
+    def _prepare(
+        self, prompt: Prompt, ids: tuple[int, ...], params: SamplingParams, tenant: str, tools: Tools | None = None
+    ) -> _Live:
+        """A request for an answer to `prompt`, whose tokens are `ids`, checked but not queued.
+
+        The one half of submitting that is for any thread: it changes nothing.
+        """
         if not isinstance(tenant, str):
             raise InvalidRequest("tenant", f"tenant must be text, not {type(tenant).__name__}.")
         if not isinstance(params, SamplingParams):
@@ -193,6 +237,7 @@ class Engine:
             seed=choice_seed(seed, 0),
             eos_ids=self._eos_ids,
             tenant=tenant,
+            hold_tokens=held_tokens(prompt, ids, params, self._template, tools),
             prediction_ids=prediction_ids(params, self.tokenizer, self.vocab_size),
             arrival=now,
         )
@@ -207,6 +252,8 @@ class Engine:
         if self._closed:
             raise InvalidRequest("engine", "This engine was closed: open another one.")
         self._scheduler.add(live.sequences)
+        if self._tiering is not None and self._tiering.recall is not None:
+            self._tiering.recall.meet(live.request.tenant)
         self._live[live.request.id] = live
 
     def _compiled(self, grammar: Grammar) -> CompiledGrammar:
@@ -230,20 +277,38 @@ class Engine:
             self._controller.draft(scheduler.decoding(), scheduler.other_rows())
             plan = scheduler.plan(self._clock())
             if plan is None:
+                if self._tiering is not None and scheduler.is_loading:
+                    self._tiering.wait()
                 return
             try:
-                started = self._clock()
-                result = self._runner.run(plan)
-                self._controller.observe(plan, result.tokens, self._clock() - started)
+                result, seconds = self._run(plan)
             except BaseException:  # also Ctrl-C: the requests of this step are over, all others go on
                 for event in self._scheduler.abandon(plan, self._clock()):
                     self._deliver(event)
                 raise
             for event in scheduler.settle(plan, result, self._clock()):
                 self._deliver(event)
+            if self._tiering is not None:
+                self._tiering.after_step(seconds)
         except BaseException:
             self._recover()
             raise
+
+    def _run(self, plan: StepPlan) -> tuple[StepResult, float]:
+        """What a step yields, and the seconds that its computing took."""
+        if self._tiering is not None:
+            self._tiering.carry(plan)
+        if not plan.sequences:
+            return StepResult([], [], []), 0.0
+        started = self._clock()
+        result = self._runner.run(plan)
+        seconds = self._clock() - started
+        self._controller.observe(plan, result.tokens, seconds)
+        return result, seconds
+
+    def _when_idle(self) -> bool:
+        """Do some of what can wait until nothing is to be computed. False if there is nothing more of that now."""
+        return self._tiering is not None and self._tiering.when_idle()
 
     def _recover(self) -> None:
         """After an exception: whatever the scheduler no longer knows must not be waited for."""
@@ -268,6 +333,8 @@ class Engine:
             text = sequence.text.take()
             live.texts[sequence.index].append(text)
         if event.finish_reason is not None:
+            self._hold(sequence)
+            self._count_reuse(sequence)
             self._controller.finish(sequence)
             live.unfinished -= 1
             if not live.unfinished:
@@ -278,6 +345,24 @@ class Engine:
         live.deltas.append(
             Delta(sequence.index, text, event.token_ids, event.finish_reason, live.result, event.sources, logprobs)
         )
+
+    def _count_reuse(self, sequence: Sequence) -> None:
+        """Once for each prompt that was looked up in the cache."""
+        cached, length = sequence.tally.cached, sequence.prompt_len
+        if sequence.index == 0 and cached >= 0:
+            cached += cached == length - 1  # the last token is never taken from the cache
+            self._reuse.prompt(sequence.keys[: length // BLOCK_SIZE], self._clock(), cached // BLOCK_SIZE)
+
+    def _hold(self, sequence: Sequence) -> None:
+        """Keep the blocks of a prompt, where its request asks for it and it was answered."""
+        request = sequence.request
+        seconds = request.params.hold_seconds
+        if seconds is None or sequence.private or sequence.finish_reason is FinishReason.CANCELLED:
+            return
+        until = self._clock() + seconds
+        sequence.tally.held, keys = self._scheduler.cache.hold(sequence, request.hold_tokens, until)
+        if self._tiering is not None:
+            self._tiering.hold(keys, until)
 
     def _result_of(self, live: _Live) -> Result:
         params = live.request.params

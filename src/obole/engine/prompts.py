@@ -16,6 +16,7 @@ BYTES_PER_TOKEN = 128
 BYTES_AT_LEAST = 1 << 16
 
 Message: TypeAlias = Mapping[str, Any]
+Tools: TypeAlias = Sequence[Mapping[str, Any]]
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
 
 
@@ -36,7 +37,7 @@ def prompt_ids(
     template: ChatTemplate | None,
     vocab_size: int,
     *,
-    tools: Sequence[Mapping[str, Any]] | None = None,
+    tools: Tools | None = None,
 ) -> tuple[int, ...]:
     """Token ids of one prompt. `tools`: those that the chat template shows to the model.
 
@@ -59,6 +60,24 @@ def prompt_ids(
     if not ids:
         raise InvalidRequest("prompt", "The prompt is empty: give at least one token.")
     return tuple(ids)
+
+
+def held_tokens(
+    prompt: Prompt, ids: Sequence[int], params: SamplingParams, template: ChatTemplate | None, tools: Tools | None = None
+) -> int:
+    """Leading tokens of a prompt, which are `ids`, that its request wants to have held: up to the end of the message that it
+    names. Where the template does not take the messages up to there alone, it is the whole prompt.
+    """
+    if params.hold_seconds is None:
+        return 0
+    count = params.hold_messages
+    if count is None or template is None or not _is_chat(prompt) or count >= len(prompt):
+        return len(ids)
+    try:
+        part = template.encode(cast("Sequence[Message]", prompt)[:count], add_generation_prompt=False, tools=tools)
+    except InvalidRequest:
+        return len(ids)
+    return next((i for i, (a, b) in enumerate(zip(part, ids, strict=False)) if a != b), min(len(part), len(ids)))
 
 
 def check_params(params: SamplingParams, vocab_size: int, has_tokenizer: bool) -> None:

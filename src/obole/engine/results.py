@@ -136,6 +136,14 @@ def perplexity_of(nll: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
+class Forgotten:
+    """What was deleted of a tenant: blocks in the pool, and blocks in the tiers below; a block may have been in both."""
+
+    device_blocks: int
+    tier_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
 class EngineInfo:
     """What the engine loaded and what it took of the machine. Sizes are bytes, times seconds."""
 

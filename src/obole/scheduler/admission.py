@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from obole.cache.managers import KVCacheManager
 from obole.errors import InvalidRequest
 from obole.types import Sequence
+
+
+class Stuck(NamedTuple):
+    """The head of the queue did not fit: it is not tried again, at the cost of a look-up per block, before this changes."""
+
+    seq: Sequence
+    available: int  # blocks
+    running: int  # sequences
+
+    def lasts(self, head: Sequence, available: int, running: int) -> bool:
+        """Whether nothing has changed for the better."""
+        return head is self.seq and 0 < running >= self.running and available <= self.available
 
 
 def longest_computable(cache: KVCacheManager, max_context: int) -> int:

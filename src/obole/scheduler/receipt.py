@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from obole.types import Receipt, Sequence, Source
+from collections.abc import Mapping
+
+from obole.types import Receipt, Sequence, Source, Tier
 
 
 def receipt(seq: Sequence) -> Receipt:
@@ -47,4 +49,13 @@ def receipt(seq: Sequence) -> Receipt:
         draft_seconds=tally.draft_seconds,
         saved_seconds=tally.saved_seconds,
         acceptance="distribution" if tally.resampled else "exact",
+        cached_by_tier=_by_tier(cached, tally.cached_by_tier),
+        load_seconds=tally.load_seconds,
+        held_tokens=tally.held,
     )
+
+
+def _by_tier(cached: int, below: Mapping[Tier, int]) -> dict[str, int]:
+    """Cached tokens of every tier; what has not come up from a lower one was in the pool."""
+    counts = {str(tier): below.get(tier, 0) if cached else 0 for tier in Tier}
+    return counts | {str(Tier.DEVICE): cached - sum(counts.values())}

@@ -4,9 +4,10 @@ There are no phases: a sequence has tokens, and a count of those already compute
 `max_batch_tokens` rows over all sequences. Sequences that lack a single token, the decoding ones, are served first; what the
 budget (`budget.py`) leaves goes to the others, oldest first, and then to the queue: a long prompt goes in pieces that make the
 decoding ones wait only `step_stretch` times longer. A draft is a few more tokens that are not computed yet; it takes rows and
-blocks that nobody else wants, and is shortened or dropped without.
+blocks that nobody else wants, and is shortened or dropped without. Sequences whose beginning is in a lower tier own blocks and
+wait, while others go on, until these are filled (`loading.py`).
 
-Order of arrival is the one priority. Without room in the KV pool the youngest running sequence goes back to the queue, where
+Order of arrival is the one priority. Without room in the KV pool the youngest admitted sequence goes back to the queue, where
 nobody overtakes it. So the oldest sequence is never interrupted, and since the pool could hold it alone (else it was
 refused at the door), it ends; then another one is the oldest.
 """
@@ -15,31 +16,24 @@ from __future__ import annotations
 
 from bisect import insort
 from itertools import repeat
-from typing import NamedTuple
 
 from obole.cache.ledger import LedgerError
 from obole.cache.managers import KVCacheManager
 from obole.config import BLOCK_SIZE, SchedulerConfig
 from obole.costmodel import StepCost
 from obole.errors import InvalidRequest
-from obole.scheduler.admission import longest_computable, refuse_impossible
+from obole.scheduler.admission import Stuck, longest_computable, refuse_impossible
 from obole.scheduler.budget import StepBudget, step_budget
+from obole.scheduler.loading import Loader
+from obole.scheduler.rules import append, book_draft, check_places, end, take
 from obole.types import Draft, Event, FinishReason, Sequence, Source, Status, StepPlan, StepResult
-
-
-class _Stuck(NamedTuple):
-    """The head of the queue did not fit: it is not tried again, at the cost of a look-up per block, before this changes."""
-
-    seq: Sequence
-    available: int  # blocks
-    running: int  # sequences
 
 
 class Scheduler:
     """`add` sequences, then `plan` a step, run it, and `settle` it, until nothing `has_work`.
 
-    `max_context`: most tokens of prompt and output together. `cost`: what steps take; None: only rows are limited. Times are
-    seconds on the caller's clock.
+    `max_context`: most tokens of prompt and output together. `cost`: what steps take; None: only rows are limited. `loader`
+    brings blocks up from lower tiers; it may be set before anything is added. All times are seconds on the caller's clock.
     """
 
     def __init__(self, config: SchedulerConfig, cache: KVCacheManager, max_context: int, cost: StepCost | None = None) -> None:
@@ -47,6 +41,7 @@ class Scheduler:
             raise ValueError(f"The cache reckons with {cache.chunk} tokens in a step, but max_batch_tokens is larger.")
         self.config = config
         self.cache = cache
+        self.loader: Loader | None = None
         self.max_context = max_context
         self.cost = cost
         self.max_prompt = longest_computable(cache, max_context)
@@ -58,10 +53,11 @@ class Scheduler:
         self._arrivals = 0
         self._waiting: list[Sequence] = []  # in order of arrival; they own no blocks
         self._running: list[Sequence] = []  # in order of arrival; they own blocks
+        self._loading: list[Sequence] = []  # admitted, in order of arrival, and waiting for the loader; they own blocks
         self._dying: list[Sequence] = []  # cancelled during the step under way: they own blocks until it is settled
         self._lost: dict[Sequence, int] = {}  # preempted: how many tokens had been computed
         self._under_way: StepPlan | None = None
-        self._stuck: _Stuck | None = None
+        self._stuck: Stuck | None = None
 
     # -- the door ---------------------------------------------------------------------------------------------------------
 
@@ -91,13 +87,20 @@ class Scheduler:
             if seq.status is Status.WAITING:
                 self._waiting.remove(seq)
             else:
-                self._running.remove(seq)
-                if self._under_way is not None and seq in self._under_way.sequences:
+                (self._loading if seq.status is Status.LOADING else self._running).remove(seq)
+                if self._takes_part(seq):
                     seq.dead = True
                     self._dying.append(seq)
+                elif self.loader is not None:
+                    self.loader.drop(seq, None)
             self._finish(seq, FinishReason.CANCELLED, now)
             events.append(Event(seq, (), FinishReason.CANCELLED))
         return events
+
+    def _takes_part(self, seq: Sequence) -> bool:
+        """Whether the step under way reads or writes blocks of a sequence."""
+        plan = self._under_way
+        return plan is not None and (seq in plan.sequences or (self.loader is not None and self.loader.lays(seq)))
 
     @property
     def has_work(self) -> bool:
@@ -109,7 +112,12 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + len(self._loading)
+
+    @property
+    def is_loading(self) -> bool:
+        """Some sequence waits for blocks to come up."""
+        return bool(self._loading)
 
     def decoding(self) -> list[Sequence]:
         """Running sequences that lack a single token and may have more than one after it: those for which a draft is of use."""
@@ -118,7 +126,7 @@ class Scheduler:
     def other_rows(self) -> int:
         """Rows that prompts will about take in the next step, beside the decoding sequences."""
         behind = [s for s in self._running if len(s.tokens) > s.num_computed + 1]
-        places = self._most_running - len(self._running)
+        places = self._most_running - self._admitted
         entering = self._waiting[: min(places, 8)] if places > 0 and self._waiting and not self._still_stuck() else []
         if not behind and not entering:
             return 0
@@ -138,22 +146,39 @@ class Scheduler:
     # -- plan -------------------------------------------------------------------------------------------------------------
 
     def plan(self, now: float) -> StepPlan | None:
-        """The next step, or None if there is nothing to compute. `settle` it before planning the next one."""
+        """The next step, or None if there is nothing to compute now. `settle` it before planning the next one."""
         if self._under_way is not None:
             raise RuntimeError("The step under way must be settled before the next one is planned.")
         plan = self._under_way = StepPlan([], [], [], [], [])
+        self.cache.ledger.expire(now)
+        if self.loader is not None:
+            self.loader.planned = now
+        for seq in tuple(self._loading):
+            self._advance(seq, plan, now)
         behind = self._plan_decoding(plan)
         if behind or self._waiting:
             budget = self._budget(plan.starts)
             if self._plan_chunks(plan, behind, budget):
                 self._admit(plan, now, budget)
         self._plan_drafts(plan)
-        if not plan.sequences:
-            if self._order:
+        if not plan.sequences and not plan.promotions:
+            if self._order and not self._loading:
                 raise RuntimeError(f"No step can be planned for {len(self._order)} sequences: the scheduler is stuck.")
             self._under_way = None
             return None
+        plan.demotions = self.cache.ledger.take_given_up()
         return plan
+
+    def _advance(self, seq: Sequence, plan: StepPlan, now: float) -> None:
+        """Take a loading sequence further: what has come up is laid into its blocks, and when that was all, it runs."""
+        loader = self.loader
+        if loader is None or seq.status is not Status.LOADING:  # preempted by one before it
+            return
+        loader.lay(seq, plan)
+        if loader.over(seq, now):
+            self._loading.remove(seq)
+            self._start(seq, loader.enter(seq, plan, now), now)
+            self._make_room(seq, seq.num_computed + 1, plan)  # copies the last block at once if others hold it
 
     def _plan_decoding(self, plan: StepPlan) -> list[Sequence]:
         """One row for each sequence that lacks one; returns the others. Runs 256 times a step: no calls off the boundary."""
@@ -208,16 +233,16 @@ class Scheduler:
             rows = min(room, len(seq.tokens) - start)
             if not self._make_room(seq, start + rows, plan):
                 break
-            _append(plan, seq, rows)
+            append(plan, seq, rows)
             budget.take(rows, start)
         return True
 
     def _make_room(self, seq: Sequence, upto: int, plan: StepPlan) -> bool:
         """Blocks for the tokens before `upto`, at the cost of younger sequences. False if `seq` itself had to go."""
         while (copies := self.cache.allocate(seq, upto)) is None:
-            victim = self._running.pop()
-            self._preempt(victim, plan)
-            if victim is seq:
+            youngest = max((queue[-1] for queue in (self._running, self._loading) if queue), key=self._order.__getitem__)
+            self._preempt(youngest, plan)
+            if youngest is seq:
                 return False
         plan.copies += copies
         return True
@@ -229,9 +254,13 @@ class Scheduler:
             for parallel in (plan.sequences, plan.starts, plan.rows, plan.samples):
                 del parallel[i]
         seq.draft = None
-        self._lost[seq] = seq.num_computed
+        (self._loading if seq.status is Status.LOADING else self._running).remove(seq)
+        if seq.status is Status.RUNNING:
+            self._lost[seq] = seq.num_computed
+            seq.tally.preemptions += 1
+        if self.loader is not None:
+            self.loader.drop(seq, plan)
         self.cache.release(seq)
-        seq.tally.preemptions += 1
         seq.status = Status.WAITING
         insort(self._waiting, seq, key=self._order.__getitem__)
 
@@ -241,25 +270,28 @@ class Scheduler:
         if not self._waiting or self._still_stuck():
             return
         waiting = self._waiting
-        reserve = sum(self._wants_soon(seq) for seq in self._running)
+        reserve = sum(self._wants_soon(seq) for seq in (*self._running, *self._loading))
         i = 0
-        while i < len(waiting) and budget.room(0) > 0 and len(self._running) < self._most_running:
+        while i < len(waiting) and budget.room(0) > 0 and self._admitted < self._most_running:
             seq = waiting[i]
             parent = seq.parent
-            if parent is not None and parent.status is Status.RUNNING and parent.num_computed < parent.prompt_len:
+            at_work = parent is not None and parent.status in (Status.RUNNING, Status.LOADING)
+            if parent is not None and at_work and parent.num_computed < parent.prompt_len:
                 i += 1  # waits for a prompt that is being computed, which is no reason for others to wait
             elif self._enter(seq, plan, now, reserve, budget):
                 del waiting[i]
                 reserve += self._wants_soon(seq)
             else:
-                self._stuck = _Stuck(seq, self.cache.available, len(self._running))
+                self._stuck = Stuck(seq, self.cache.available, self._admitted)
                 break
 
+    @property
+    def _admitted(self) -> int:
+        return len(self._running) + len(self._loading)
+
     def _still_stuck(self) -> bool:
-        stuck, head = self._stuck, self._waiting[0]
-        if stuck is None or stuck.seq is not head:
-            return False
-        return 0 < len(self._running) >= stuck.running and self.cache.available <= stuck.available
+        stuck = self._stuck
+        return stuck is not None and stuck.lasts(self._waiting[0], self.cache.available, self._admitted)
 
     def _enter(self, seq: Sequence, plan: StepPlan, now: float, reserve: int, budget: StepBudget) -> bool:
         """Give a waiting sequence a place if all of its tokens fit beside the `reserve` that the running ones want soon."""
@@ -267,10 +299,13 @@ class Scheduler:
         parent = seq.parent
         forked = parent is not None and parent.status is Status.RUNNING and cache.fork(parent, seq)
         if not forked:
-            cache.attach(seq, cache.match(seq))
+            hit = cache.match(seq)
+            if self.loader is not None and (tokens := self.loader.worth(seq, hit, now, bool(plan.sequences))):
+                return self._load(seq, tokens, hit, plan, now, reserve, budget)
+            cache.attach(seq, hit)
         hit = seq.num_computed
         upto = min(len(seq.tokens), hit + max(1, budget.room(hit)))
-        fits = not self._running or cache.missing(seq, len(seq.tokens)) + reserve <= cache.available
+        fits = not self._admitted or cache.missing(seq, len(seq.tokens)) + reserve <= cache.available
         # Copies the last block at once if others hold it, so that the sequence owns what it will write.
         copies = cache.allocate(seq, upto) if fits else None
         if copies is None:
@@ -279,6 +314,35 @@ class Scheduler:
         plan.copies += copies
         if forked and parent is not None:
             seq.prompt_logprobs = list(parent.prompt_logprobs)
+        self._start(seq, hit, now)
+        append(plan, seq, upto - hit)
+        budget.take(upto - hit, hit)
+        return True
+
+    def _load(self, seq: Sequence, tokens: int, hit: int, plan: StepPlan, now: float, reserve: int, budget: StepBudget) -> bool:
+        """Give a waiting sequence blocks for `tokens` cached tokens; those beyond `hit` come up from a lower tier."""
+        cache, loader = self.cache, self.loader
+        places = cache.reserve(seq, tokens)
+        # as in `_enter`, and one more block in each group to copy the last one to
+        needed = cache.missing(seq, len(seq.tokens)) + len(cache.groups) + reserve
+        if loader is None or places is None or (self._admitted and needed > cache.available):
+            cache.release(seq)
+            return False
+        loader.begin(seq, places, tokens, hit, now)
+        seq.parent = None
+        seq.status = Status.LOADING
+        insort(self._loading, seq, key=self._order.__getitem__)
+        self._advance(seq, plan, now)
+        if seq.status is Status.RUNNING:
+            start = seq.num_computed
+            rows = min(len(seq.tokens) - start, max(1, budget.room(start)))
+            if self._make_room(seq, start + rows, plan):
+                append(plan, seq, rows)
+                budget.take(rows, start)
+        return True
+
+    def _start(self, seq: Sequence, hit: int, now: float) -> None:
+        """It runs from now on, with `hit` tokens that were cached."""
         seq.parent = None
         seq.status = Status.RUNNING
         insort(self._running, seq, key=self._order.__getitem__)
@@ -287,9 +351,6 @@ class Scheduler:
             tally.first_scheduled = now
             tally.cached = hit
         tally.recomputed += max(0, self._lost.pop(seq, 0) - hit)
-        _append(plan, seq, upto - hit)
-        budget.take(upto - hit, hit)
-        return True
 
     def _wants_soon(self, seq: Sequence) -> int:
         """Blocks that a running sequence wants soon: for the rest of its prompt, and one more in each group.
@@ -336,17 +397,17 @@ class Scheduler:
             if tokens:
                 if tally.first_token is None:
                     tally.first_token = now
-                taken, reason = _take(seq, tokens)
+                taken, reason = take(seq, tokens)
                 if taken < len(tokens):
                     tokens = tokens[:taken]
-                sources = _book_draft(seq, tokens)
+                sources = book_draft(seq, tokens)
                 if logprobs is not None:
                     seq.logprobs += logprobs[:taken]
                 computed = min(computed, len(seq.tokens) - 1)  # drafts that were turned down are not part of it
             elif computed >= seq.max_len:
                 reason = FinishReason.LENGTH  # only the prompt was wanted
             seq.num_computed = computed
-            if computed // BLOCK_SIZE != start // BLOCK_SIZE:
+            if computed // BLOCK_SIZE > seq.num_registered:
                 self.cache.commit(seq)
             if computed < start + rows:
                 self.cache.trim(seq)
@@ -354,6 +415,8 @@ class Scheduler:
                 self._finish(seq, reason, now)
             if tokens or reason is not None:
                 events.append(Event(seq, tuple(tokens), reason, sources))
+        if self.loader is not None:
+            self.loader.settled(now)
         self._sweep()
         self._under_way = None
         return events
@@ -364,7 +427,11 @@ class Scheduler:
         self._sweep()
         self._under_way = None
         ids = dict.fromkeys(seq.request.id for seq in plan.sequences if seq.status is Status.RUNNING)
-        return [event for request_id in ids for event in self.cancel(request_id, now)]
+        events = [event for request_id in ids for event in self.cancel(request_id, now)]
+        for seq in [] if self.loader is None else self.loader.abandoned():
+            if seq.status in (Status.RUNNING, Status.LOADING):
+                self._preempt(seq, plan)
+        return events
 
     def repair(self, now: float) -> bool:
         """After an exception anywhere: True if planning or settling was cut short, or the books do not balance.
@@ -379,17 +446,15 @@ class Scheduler:
             except LedgerError:
                 pass
         for seq in self._order:
-            seq.tally.unread = max(0, seq.prompt_len - max(seq.num_computed, self._lost.get(seq, 0)))
+            end(seq, FinishReason.CANCELLED, self._lost.get(seq, 0), now)
             seq.tables = []
             seq.num_computed = seq.num_registered = 0
-            seq.parent = None
-            seq.status = Status.FINISHED
-            seq.finish_reason = FinishReason.CANCELLED
-            seq.tally.finished = now
         self._order.clear()
         self._requests.clear()
         self._lost.clear()
-        self._waiting, self._running, self._dying = [], [], []
+        self._waiting, self._running, self._loading, self._dying = [], [], [], []
+        if self.loader is not None:
+            self.loader.reset()
         self._under_way = self._stuck = None
         self.cache.reset()
         return True
@@ -407,11 +472,7 @@ class Scheduler:
 
     def _finish(self, seq: Sequence, reason: FinishReason, now: float) -> None:
         """End a sequence. The caller takes it off its list; blocks of a step under way are left to `_sweep`."""
-        seq.finish_reason = reason
-        seq.status = Status.FINISHED
-        seq.parent = None
-        seq.tally.finished = now
-        seq.tally.unread = max(0, seq.prompt_len - max(seq.num_computed, self._lost.get(seq, 0)))
+        end(seq, reason, self._lost.get(seq, 0), now)
         if not seq.dead:
             self.cache.release(seq)
         self._lost.pop(seq, None)
@@ -425,66 +486,11 @@ class Scheduler:
 
     def check(self) -> None:
         """Raise `LedgerError` unless every live sequence is in one place and every block has its rightful holders."""
-        queued, running = set(self._waiting), set(self._running)
         live = {seq for seqs in self._requests.values() for seq in seqs}
-        if queued & running or queued | running != live or live != set(self._order) or not set(self._lost) <= queued:
-            raise LedgerError("A sequence is lost, or in two places.")
-        if any(seq.status is not Status.WAITING or seq.tables for seq in queued):
-            raise LedgerError("A waiting sequence owns blocks.")
-        if any(seq.status is not Status.RUNNING for seq in running):
-            raise LedgerError("A sequence runs that should not.")
-        self.cache.check([*self._running, *self._dying])
+        loads = set() if self.loader is None else set(self.loader.loading)
+        check_places(live, self._waiting, self._running, self._loading, loads)
+        if live != set(self._order) or not set(self._lost) <= {*self._waiting, *self._loading}:
+            raise LedgerError("A sequence is on some list that it should not be on.")
+        self.cache.check([*self._running, *self._loading, *self._dying])
         if not self.has_work and self.cache.usage().in_use:
             raise LedgerError("The engine is idle, but blocks are in use.")
-
-
-def _append(plan: StepPlan, seq: Sequence, rows: int) -> None:
-    end = seq.num_computed + rows
-    plan.sequences.append(seq)
-    plan.starts.append(seq.num_computed)
-    plan.rows.append(rows)
-    plan.samples.append(end == len(seq.tokens) < seq.max_len)
-    plan.total_rows += rows
-
-
-def _book_draft(seq: Sequence, taken: list[int]) -> tuple[Source, ...]:
-    """Who proposed each of the tokens taken: those that are as drafted, from the first on. The draft is then done with."""
-    tally, draft = seq.tally, seq.draft
-    if draft is None:
-        tally.draftless_passes += 1
-        return (Source.MODEL,) * len(taken)
-    seq.draft = None
-    tally.resampled |= draft.distributions is not None
-    for source in draft.sources:
-        tally.drafted[source] = tally.drafted.get(source, 0) + 1
-    accepted = []
-    for token, drafted, source in zip(taken, draft.tokens, draft.sources, strict=False):
-        if token != drafted:
-            break
-        accepted.append(source)
-        tally.accepted[source] = tally.accepted.get(source, 0) + 1
-    return (*accepted, *[Source.MODEL] * (len(taken) - len(accepted)))
-
-
-def _take(seq: Sequence, new: list[int]) -> tuple[int, FinishReason | None]:
-    """Append tokens one by one until one of them ends the answer; returns how many were taken.
-
-    The rules apply in the order of the tokens, so a stop in the middle of several accepted at once comes before a length
-    limit that they cross; on the same token, the stop wins.
-    """
-    tokens, text, stop_ids, max_len, constraint = seq.tokens, seq.text, seq.stop_ids, seq.max_len, seq.constraint
-    taken = 0
-    for token in new:
-        tokens.append(token)
-        taken += 1
-        length = len(tokens)
-        stops = length >= seq.min_len
-        if stops and token in stop_ids:
-            return taken, FinishReason.STOP
-        if text is not None and text.push(token, stops=stops):
-            return taken, FinishReason.STOP
-        if constraint is not None and taken == len(new) and constraint.over:
-            return taken, FinishReason.STOP
-        if length >= max_len:
-            return taken, FinishReason.LENGTH
-    return taken, None

@@ -22,8 +22,9 @@ from obole.server.anthropic_shapes import (
     ToolUseBlock,
     UserTurn,
 )
-from obole.server.conversation import Message, add_call, with_instructions
+from obole.server.conversation import Message, add_call, marked, with_instructions
 from obole.server.errors import refused
+from obole.server.fields import CacheControl
 from obole.server.tools import NamedTool, ToolChoice
 from obole.text.detokenizer import Detokenizer
 from obole.text.tokenizer import Tokenizer
@@ -44,31 +45,39 @@ def chat_messages(request: CountRequest) -> list[Message]:
             _add_assistant(made, turn)
             known |= {block.id for block in turn.content if isinstance(block, ToolUseBlock)}
         else:
-            made.append({"role": "system", "content": _text(turn.content)})
+            made.append(marked({"role": "system", "content": _text(turn.content)}, *_controls(turn.content)))
     if isinstance(request.messages[-1], AssistantTurn):
         problem = "The last message is the assistant's, and answers begin anew here: end with one of the user."
         raise refused("messages", problem)
-    return with_instructions(None if request.system is None else _text(request.system), made)
+    shown = with_instructions(None if request.system is None else _text(request.system), made)
+    tools = [tool.cache_control for tool in request.tools or ()]
+    shown[0] = marked(shown[0], *_controls(request.system or ""), *tools)  # templates tell of tools before anything else
+    shown[-1] = marked(shown[-1], request.cache_control)
+    return shown
 
 
 def _text(content: str | Sequence[TextBlock]) -> str:
     return content if isinstance(content, str) else "".join(block.text for block in content)
 
 
+def _controls(content: str | Sequence[TextBlock | ToolUseBlock | ToolResultBlock]) -> list[CacheControl | None]:
+    return [] if isinstance(content, str) else [block.cache_control for block in content]
+
+
 def _add_user(messages: list[Message], turn: UserTurn, known: Collection[str], name: str) -> None:
     if isinstance(turn.content, str):
         messages.append({"role": "user", "content": turn.content})
         return
-    texts: list[str] = []
+    texts: list[TextBlock] = []
 
     def say() -> None:
         if texts:
-            messages.append({"role": "user", "content": "".join(texts)})
+            messages.append(marked({"role": "user", "content": _text(texts)}, *_controls(texts)))
             texts.clear()
 
     for place, block in enumerate(turn.content):
         if isinstance(block, TextBlock):
-            texts.append(block.text)
+            texts.append(block)
             continue
         say()
         if block.tool_use_id not in known:
@@ -77,7 +86,8 @@ def _add_user(messages: list[Message], turn: UserTurn, known: Collection[str], n
                 f"{field} is {block.tool_use_id!r}, which is no tool use of the conversation: send that before its result."
             )
             raise refused(field, problem)
-        messages.append({"role": "tool", "content": _result(block), "tool_call_id": block.tool_use_id})
+        result = {"role": "tool", "content": _result(block), "tool_call_id": block.tool_use_id}
+        messages.append(marked(result, block.cache_control, *_controls(block.content or "")))
     say()
     if not turn.content:
         messages.append({"role": "user", "content": ""})
@@ -101,6 +111,7 @@ def _add_assistant(messages: list[Message], turn: AssistantTurn) -> None:
             messages.append({"role": "assistant", "content": block.text})
         else:
             messages[-1]["content"] += block.text
+    messages[-1] = marked(messages[-1], *_controls(turn.content))
 
 
 def chat_tools(tools: Iterable[ClientTool]) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from obole.server.conversation import Unsupported
-from obole.server.fields import Fraction, Natural, Positive, Prediction, Speculate
+from obole.server.fields import CacheControl, Fraction, Natural, Positive, Prediction, Speculate
 from obole.server.messages import Nothing
 from obole.server.shapes import Report
 
@@ -22,13 +22,6 @@ UNSUPPORTED: Unsupported = {
     "speed": (("standard",), "There is one speed here: leave speed out."),
     "thinking": (({"type": "disabled"},), "Models here do not think apart from their answer: set thinking to disabled."),
 }
-
-
-class CacheControl(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Accepted and not needed: every prompt is cached as far as it goes, and there is no other price for it."""
-
-    type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] | None = None
 
 
 class TextBlock(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="text"):

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from obole.server import anthropic, chat, completions, models, page, responses, tokenization
+from obole.server import anthropic, cache, chat, completions, models, page, responses, tokenization
 from obole.server.endpoint import Endpoint, EndpointApp
 from obole.server.errors import OPENAI, ApiError
 from obole.server.logs import Record
@@ -26,6 +26,7 @@ GROUPS: tuple[Sequence[Endpoint], ...] = (
     responses.ENDPOINTS,
     anthropic.ENDPOINTS,
     models.ENDPOINTS,
+    cache.ENDPOINTS,
     tokenization.ENDPOINTS,
     page.ENDPOINTS,
 )

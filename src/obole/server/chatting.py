@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from obole.engine.results import Delta
+from obole.server.conversation import without_marks
 from obole.server.endpoint import Call
 from obole.server.errors import ApiError, refused
 from obole.server.generation import Ask, Generation, check_size, start
@@ -121,8 +122,11 @@ async def chat(call: Call, ask: ChatAsk) -> Chat:
     plan = await asyncio.to_thread(_plan, call, ask) if ask.tools else _plan(call, ask)
     grammar = ask.grammar if plan is None else plan.grammar
     shown = () if plan is None else plan.shown
-    params = SamplingParams(**ask.sampling, grammar=grammar, shown_token_ids=shown)
-    messages, tools = chat_prompt(engine, ask.messages, plan)
+    plain, hold = without_marks(ask.messages)
+    messages, tools = chat_prompt(engine, plain, plan)
+    if hold:
+        hold["hold_messages"] += len(messages) - len(plain)  # tools may be told of in a message before the others
+    params = SamplingParams(**ask.sampling, **hold, grammar=grammar, shown_token_ids=shown)
     generation = await start(call, [Ask(prompt=messages, params=params, tools=tools)], ask.timeout)
     return Chat(generation, plan, params.n)
 
@@ -131,7 +135,7 @@ async def chat_tokens(call: Call, messages: Sequence[Mapping[str, Any]], plan: T
     """The token ids that `chat` would give to the model. Raises `ApiError`, `InvalidRequest`."""
     engine = call.server.engine
     _check_template(call)
-    prompt, tools = chat_prompt(engine.engine, messages, plan)
+    prompt, tools = chat_prompt(engine.engine, without_marks(messages)[0], plan)
     check_size(prompt, engine.engine.max_context)
     return await engine.count_tokens(prompt, tools=tools)
 

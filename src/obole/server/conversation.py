@@ -6,10 +6,30 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from obole.server.errors import refused
+from obole.server.fields import CacheControl
 
 Message: TypeAlias = dict[str, Any]
 # Of fields that ask for what is not done here: values that ask for nothing after all, and what to do instead.
 Unsupported: TypeAlias = Mapping[str, tuple[tuple[Any, ...], str]]
+
+
+MARK = "cache_control"  # of a message up to whose end the prompt is to be held, with the seconds
+
+
+def marked(message: Message, *controls: CacheControl | None) -> Message:
+    """A message with the longest of the times that it, or a part of it, asks for; without a mark where there is none."""
+    seconds = max((control.seconds for control in controls if control is not None), default=None)
+    return message if seconds is None else {**message, MARK: max(seconds, message.get(MARK, 0.0))}
+
+
+def without_marks(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Message], dict[str, Any]]:
+    """Messages as models are shown them, and what their marks come to as arguments of `SamplingParams`.
+
+    The prompt is held up to the last marked message, for the longest of the times.
+    """
+    marks = {i: message[MARK] for i, message in enumerate(messages) if MARK in message}
+    plain = [{name: value for name, value in message.items() if name != MARK} for message in messages]
+    return plain, {"hold_seconds": max(marks.values()), "hold_messages": max(marks) + 1} if marks else {}
 
 
 def supported(raw: Mapping[str, Any], unsupported: Unsupported) -> dict[str, Any]:
@@ -41,5 +61,6 @@ def with_instructions(instructions: str | None, messages: Sequence[Message]) -> 
     while first < len(messages) and messages[first]["role"] == "system":
         first += 1
     system = [text for text in (instructions, *(message["content"] for message in messages[:first])) if text]
-    head = [{"role": "system", "content": "\n\n".join(system)}] if system else []
-    return head + list(messages[first:])
+    marks = [message[MARK] for message in messages[:first] if MARK in message]
+    head: Message = {"role": "system", "content": "\n\n".join(system), **({MARK: max(marks)} if marks else {})}
+    return ([head] if system else []) + list(messages[first:])

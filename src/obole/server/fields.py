@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
@@ -37,6 +37,23 @@ class TextContent(Struct, kw_only=True, forbid_unknown_fields=True):
 
     type: Literal["text"]
     text: str
+
+
+class CacheControl(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Hold the prompt up to here in the cache for so long after the answer, in preference to others."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+    @property
+    def seconds(self) -> float:
+        return 3600.0 if self.ttl == "1h" else 300.0
+
+
+class MarkedText(TextContent, kw_only=True, forbid_unknown_fields=True):
+    """A piece of text that may say how long the prompt up to its message is to be held."""
+
+    cache_control: CacheControl | None = None
 
 
 class Prediction(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -182,7 +199,7 @@ def set_pace(call: Call, pace: float | None, stream: bool | None) -> None:
     call.pace = pace
 
 
-def text_of(content: str | list[TextContent]) -> str:
+def text_of(content: str | Sequence[TextContent]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
-from obole.server.fields import TextContent, text_of
+from obole.server.conversation import marked
+from obole.server.fields import CacheControl, MarkedText, text_of
 from obole.server.tools import NamedTool, ToolChoice
 
 Name: TypeAlias = Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
@@ -44,13 +45,14 @@ class ToolCall(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class _Spoken(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="role"):
-    content: str | list[TextContent]
+    content: str | list[MarkedText]
     name: str | None = None
+    cache_control: CacheControl | None = None
 
     def plain(self) -> dict[str, Any]:
         """For the chat template."""
-        made = {"role": self._role, "content": text_of(self.content)}
-        return made if self.name is None else {**made, "name": self.name}
+        made: dict[str, Any] = {"role": self._role, "content": text_of(self.content)}
+        return _marked(made if self.name is None else {**made, "name": self.name}, self)
 
     @property
     def _role(self) -> str:
@@ -76,13 +78,14 @@ class UserMessage(_Spoken, tag="user"):
 class ToolMessage(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="role", tag="tool"):
     """What a tool returned."""
 
-    content: str | list[TextContent]
+    content: str | list[MarkedText]
     tool_call_id: str
     name: str | None = None
+    cache_control: CacheControl | None = None
 
     def plain(self) -> dict[str, Any]:
-        made = {"role": "tool", "content": text_of(self.content), "tool_call_id": self.tool_call_id}
-        return made if self.name is None else {**made, "name": self.name}
+        made: dict[str, Any] = {"role": "tool", "content": text_of(self.content), "tool_call_id": self.tool_call_id}
+        return _marked(made if self.name is None else {**made, "name": self.name}, self)
 
 
 class AssistantMessage(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="role", tag="assistant"):
@@ -95,6 +98,7 @@ class AssistantMessage(Struct, kw_only=True, forbid_unknown_fields=True, tag_fie
     annotations: Nothing = None
     audio: None = None
     function_call: None = None
+    cache_control: CacheControl | None = None
 
     def plain(self) -> dict[str, Any]:
         made: dict[str, Any] = {"role": "assistant", "content": self._text()}
@@ -103,7 +107,7 @@ class AssistantMessage(Struct, kw_only=True, forbid_unknown_fields=True, tag_fie
         if self.tool_calls:
             made["tool_calls"] = [call.plain() for call in self.tool_calls]
             made["content"] = made["content"] or None
-        return made
+        return marked(made, self.cache_control)
 
     def _text(self) -> str:
         if self.content is None:
@@ -111,6 +115,11 @@ class AssistantMessage(Struct, kw_only=True, forbid_unknown_fields=True, tag_fie
         if isinstance(self.content, str):
             return self.content
         return "".join(part.text if isinstance(part, SaidContent) else part.refusal for part in self.content)
+
+
+def _marked(made: dict[str, Any], message: _Spoken | ToolMessage) -> dict[str, Any]:
+    parts = [] if isinstance(message.content, str) else message.content
+    return marked(made, message.cache_control, *(part.cache_control for part in parts))
 
 
 Message: TypeAlias = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage

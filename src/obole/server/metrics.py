@@ -10,9 +10,12 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from obole.cache.tiers.reuse import Reuse
+from obole.cache.tiers.store import StoreStats
 from obole.costmodel import StepCost
 from obole.engine.results import Choice, Delta, EngineInfo, Result
 from obole.prices import PriceList, price, tokens_by_kind
+from obole.server.tier_metrics import TierMetrics
 from obole.types import Receipt, Source
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -46,6 +49,12 @@ class Busy(Protocol):
     """Who can say how busy the engine is, from any thread."""
 
     def snapshot(self) -> Load: ...
+
+    def tier_stats(self) -> StoreStats | None:
+        """Of the tiers below the KV pool, if there are any."""
+
+    def reuse(self) -> Reuse:
+        """How often blocks of prompts come back."""
 
 
 class Metrics:
@@ -83,7 +92,9 @@ class Metrics:
         self.queued = histogram("request_queue_time_seconds", "Spent waiting.", _LONG)
         self.prefill = histogram("request_prefill_time_seconds", "Spent on the prompt.", _LONG)
         self.decode = histogram("request_decode_time_seconds", "Spent on the answer.", _LONG)
+        self.hits_by_tier = counter("prefix_cache_hits_by_tier_total", "Tokens of prompts found there, by where.", "tier")
         registry.register(_Gauges(engine, facts))
+        registry.register(TierMetrics(engine.tier_stats, engine.reuse))
 
     def tokens(self, delta: Delta) -> None:
         """Count the tokens of a delta, when it is taken."""
@@ -96,6 +107,8 @@ class Metrics:
         self.prompt_tokens.inc(seen)
         self.queries.inc(seen)
         self.hits.inc(max(0, result.receipt.cached_tokens))
+        for tier, count in result.receipt.cached_by_tier.items():
+            self.hits_by_tier.labels(tier).inc(count)
         self.tenant_tokens.labels(tenant, "prompt").inc(seen)
         for choice in result.choices:
             self.finished.labels(str(choice.finish_reason)).inc()

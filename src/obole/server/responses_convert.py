@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from obole.errors import InvalidRequest
-from obole.server.conversation import Message, add_call, called
+from obole.server.conversation import Message, add_call, called, marked
 from obole.server.errors import refused
 from obole.server.responses_shapes import (
     CallItem,
@@ -43,7 +43,7 @@ def input_messages(given: str | Sequence[InputItem], before: Sequence[Message]) 
     for place, item in enumerate(given):
         if isinstance(item, MessageItem):
             role = "system" if item.role == "developer" else item.role
-            made.append({"role": role, "content": item.text})
+            made.append(marked({"role": role, "content": item.text}, item.cache_control))
         elif isinstance(item, CallItem):
             known.add(item.call_id)
             add_call(made, item.call_id, item.name, item.arguments)

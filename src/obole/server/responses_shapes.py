@@ -12,6 +12,7 @@ from obole.server.conversation import Unsupported, supported
 from obole.server.endpoint import Call
 from obole.server.errors import refused
 from obole.server.fields import (
+    CacheControl,
     FormatLark,
     FormatObject,
     FormatRegex,
@@ -69,6 +70,7 @@ class MessageItem(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="t
     id: str | None = None
     status: Status | None = None
     phase: None = None
+    cache_control: CacheControl | None = None
 
     @property
     def text(self) -> str:

@@ -19,7 +19,7 @@ from obole.speculate import allowance
 from obole.speculate.acceptance import Acceptance, Counts, Kind, kind_of
 from obole.speculate.lengths import best_alone, best_lengths
 from obole.speculate.lookup import IndexStore, Lookup
-from obole.speculate.memory import Memory, Recollection
+from obole.speculate.memory import Memory, Recollection, Tokens
 from obole.speculate.prediction import Prediction
 from obole.speculate.proposal import LONGEST_DRAFT, Proposal
 from obole.types import Draft, Sequence, Source, StepPlan
@@ -50,6 +50,9 @@ class BatchDrafter(Protocol):
 
     def forget(self, seq: Sequence) -> None:
         """The sequence has ended."""
+
+    def forget_tenant(self, tenant: str) -> None:
+        """Delete what is kept of a tenant's sequences."""
 
     def reset(self) -> None:
         """Forget all sequences: an exception may have cut anything short."""
@@ -131,6 +134,7 @@ class Controller:
     draft_model: BatchDrafter | None = None
     acceptance: Acceptance = field(default_factory=Acceptance)
     lengths: Lengths = field(default_factory=lambda: by_cost)
+    saved: Callable[[Sequence, Tokens], None] | None = None  # told of texts that are remembered, to keep them for longer
 
     def draft(self, seqs: list[Sequence], other_rows: int) -> None:
         """Hang drafts on decoding sequences. `other_rows`: rows of the same step that are none of theirs (prompts).
@@ -205,15 +209,19 @@ class Controller:
         state, seq.speculation = seq.speculation, None
         if self.draft_model is not None:
             self.draft_model.forget(seq)
-        if not isinstance(state, Speculation):
+        if not isinstance(state, Speculation) or seq.private:
             return
         if state.lookup is not None and state.lookup.read:
             self.store.keep(seq, state.lookup, self.clock())
         if state.remembered and len(seq.tokens) > seq.prompt_len:
-            self.memory.remember(seq, self.clock())
+            tokens = self.memory.remember(seq, self.clock())
+            if self.saved is not None and tokens is not None:
+                self.saved(seq, tokens)
 
     def forget(self, tenant: str, request_id: str | None = None) -> None:
         """Delete the texts of a tenant, or of one of its requests: nothing is drafted from them any more."""
+        if self.draft_model is not None and request_id is None:
+            self.draft_model.forget_tenant(tenant)
         self.memory.forget(tenant, request_id)
         self.store.forget(tenant, request_id)
 

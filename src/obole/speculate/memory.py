@@ -20,6 +20,7 @@ from obole.types import Sequence, Source
 Tokens = np.ndarray[Any, np.dtype[np.int32]]
 
 GENERATIONS = 4  # that the memory of a tenant is cut into
+BYTES_PER_TOKEN = 80  # of an index and its document, at most
 LOOK_BACK = 64  # tokens before the present place that are compared: a longer match says no more
 
 
@@ -29,6 +30,7 @@ class Generation:
     index: SuffixIndex = field(default_factory=SuffixIndex)
     documents: dict[str, list[Tokens]] = field(default_factory=dict)  # by request id
     newest: float = 0.0  # seconds, when its last document came
+    recalled: bool = False  # it has documents from before this process
 
     def add(self, request_id: str, tokens: Tokens, now: float) -> None:
         self._read(tokens)
@@ -66,10 +68,13 @@ class Memory:
     _ages: OrderedDict[Generation, None] = field(default_factory=OrderedDict)  # all generations, by `newest`
     _bytes: int = 0  # of them
 
-    def remember(self, seq: Sequence, now: float) -> None:
-        """Take in a finished sequence, less the beginning of its prompt that was found in the cache: that came before."""
+    def remember(self, seq: Sequence, now: float) -> Tokens | None:
+        """Take in a finished sequence, less the beginning of its prompt that was found in the cache: that came before.
+
+        Returns the tokens taken in.
+        """
         if not self.limit:
-            return
+            return None
         tokens = np.asarray(seq.tokens[max(0, seq.tally.cached - LOOK_BACK) :], dtype=np.int32)
         generation = self._open(seq.request.tenant)
         self._bytes -= generation.nbytes
@@ -81,6 +86,25 @@ class Memory:
         self.expire(now)
         while self._bytes > self.limit:
             self._drop(next(iter(self._tenants.values()))[0])
+        return tokens
+
+    def recall(self, tenant: str, name: str, tokens: Tokens, when: float) -> bool:
+        """Take in a document of an earlier time, older than those recalled so far. False if there is no room for it."""
+        if self._bytes + BYTES_PER_TOKEN * len(tokens) > self.limit:
+            return False
+        generations = self._tenants.setdefault(tenant, [])
+        if not generations or not generations[0].recalled or generations[0].nbytes > self.limit // GENERATIONS:
+            generations.insert(0, Generation(tenant, newest=when, recalled=True))
+            self._bytes += generations[0].nbytes
+        generation = generations[0]
+        self._bytes -= generation.nbytes
+        try:
+            generation.add(name, tokens, generation.newest)
+        finally:
+            self._bytes += generation.nbytes
+        self._ages[generation] = None
+        self._ages = OrderedDict.fromkeys(sorted(self._ages, key=lambda each: each.newest))
+        return True
 
     def generations(self, tenant: str) -> list[Generation]:
         """Oldest first. The list is the memory's own."""
@@ -112,7 +136,7 @@ class Memory:
         """The generation that takes documents of a tenant in."""
         generations = self._tenants.setdefault(tenant, [])
         self._tenants.move_to_end(tenant)
-        if not generations or generations[-1].nbytes > self.limit // GENERATIONS:
+        if not generations or generations[-1].recalled or generations[-1].nbytes > self.limit // GENERATIONS:
             generation = Generation(tenant)
             generations.append(generation)
             self._ages[generation] = None
