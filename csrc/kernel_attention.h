@@ -5,6 +5,8 @@
 //   weight_j  = exp(score_j - largest score of the segment)
 //   sum       = over 16 lanes (position mod 16), in order of blocks, then across lanes
 //   value[d]  = fma(weight_j, v_j[d], value[d]), j in order
+// Where keys and values have scales, k_j and v_j are the codes; the sum is multiplied by the key's scale, and weight_j, once
+// it has been counted in the sum, by the value's.
 // Segments are merged in order by attend_merge. Positions that a query does not see take no part, not even with
 // weight 0: their memory may hold anything.
 #pragma once
@@ -17,52 +19,88 @@
 namespace obole {
 namespace {
 
+// An element of the pool, as it is stored.
+struct Bf16Bits {
+    uint16_t bits;
+};
+struct E4m3Bits {
+    uint8_t bits;
+};
+
 template <class V>
 inline typename V::F load_kv(const float* p) {
     return V::load(p);
 }
 template <class V>
-inline typename V::F load_kv(const uint16_t* p) {
+inline typename V::F load_kv(const Bf16Bits* p) {
     return V::bf16(p);
 }
 template <class V>
-inline typename V::F load_kv(const float* p, int64_t n) {
-    return V::loadn(p, n);
+inline typename V::F load_kv(const int8_t* p) {
+    return V::i8(p);
 }
 template <class V>
-inline typename V::F load_kv(const uint16_t* p, int64_t n) {
-    return V::bf16n(p, n);
+inline typename V::F load_kv(const E4m3Bits* p) {
+    return V::e4m3(p);
+}
+template <class V, class T>
+inline typename V::F load_kv(const T* p, int64_t n) {
+    T x[16] = {};
+    __builtin_memcpy(x, p, static_cast<size_t>(n) * sizeof(T));
+    return load_kv<V>(x);
 }
 
-// N queries and the part of one segment that at least one of them sees.
-template <int N>
-struct Tile {
-    const float* q[N];
-    int64_t from[N], to[N];   // positions [from, to) that the query sees in this segment
-    int64_t low, high;        // the smallest `from` and the largest `to`
-    int64_t both_low, both_high;  // seen by all N
-    int64_t base;             // position of score[.][0]: `low` rounded down to a block
-    alignas(64) float score[N][kSegment];
+// What load_kv makes of a code, times this, is what the code means.
+template <class T>
+constexpr float unit = 1.0f;
+template <>
+inline constexpr float unit<E4m3Bits> = 256.0f;
+
+// The part of one segment that a unit's queries see.
+struct Seen {
+    const float* q[kItems];
+    int64_t from[kItems], to[kItems];  // positions [from, to) that the query sees in this segment
+    int64_t low, high;                 // the smallest `from` and the largest `to`
+    int64_t base;                      // position of score[.][0]: `low` rounded down to a block
+    alignas(64) float score[kItems][kSegment + 16];  // not a power of two: the rows of many queries lie in different cache sets
 };
 
-template <int N>
-inline bool place(const Attention& a, const Unit& u, int64_t first, int64_t segment, Tile<N>& t) {
+// The blocks that hold it, from the one at `base` on.
+template <class T>
+struct Blocks {
+    const T *k[kSegment / kBlock], *v[kSegment / kBlock];
+    const float *scale_k[kSegment / kBlock], *scale_v[kSegment / kBlock];  // set for formats with scales
+};
+
+inline bool place(const Attention& a, const Unit& u, int64_t segment, Seen& s) {
     const int64_t group = a.heads / a.kv_heads, begin = segment * kSegment, end = begin + kSegment;
-    t.low = end, t.high = begin, t.both_low = begin, t.both_high = end;
-    for (int i = 0; i < N; ++i) {
-        const int64_t row = (first + i) / group, head = u.kv_head * group + (first + i) % group;
+    s.low = end, s.high = begin;
+    for (int64_t i = 0; i < u.items; ++i) {
+        const int64_t row = (u.first + i) / group, head = u.kv_head * group + (u.first + i) % group;
         const int64_t position = a.pos_starts[u.sequence] + row, oldest = position - a.window + 1;
-        t.q[i] = a.q + (a.row_starts[u.sequence] + row) * a.q_row + head * a.q_head;
-        t.from[i] = oldest > begin ? oldest : begin;
-        t.to[i] = position + 1 < end ? position + 1 : end;
-        if (t.from[i] > t.both_low) t.both_low = t.from[i];
-        if (t.to[i] < t.both_high) t.both_high = t.to[i];
-        if (t.from[i] >= t.to[i]) continue;
-        if (t.from[i] < t.low) t.low = t.from[i];
-        if (t.to[i] > t.high) t.high = t.to[i];
+        s.q[i] = a.q + (a.row_starts[u.sequence] + row) * a.q_row + head * a.q_head;
+        s.from[i] = oldest > begin ? oldest : begin;
+        s.to[i] = position + 1 < end ? position + 1 : end;
+        if (s.from[i] >= s.to[i]) continue;
+        if (s.from[i] < s.low) s.low = s.from[i];
+        if (s.to[i] > s.high) s.high = s.to[i];
     }
-    t.base = t.low / kBlock * kBlock;
-    return t.low < t.high;
+    s.base = s.low / kBlock * kBlock;
+    return s.low < s.high;
+}
+
+template <class T>
+inline void find_blocks(const Attention& a, const Unit& u, const Seen& s, Blocks<T>& blocks) {
+    const int64_t stride = a.head_dim * kBlock;
+    for (int64_t p = s.base; p < s.high; p += kBlock) {
+        const int64_t b = (p - s.base) / kBlock;
+        const int64_t head = a.table[u.sequence * a.table_row + p / kBlock] * a.kv_heads + u.kv_head;
+        blocks.k[b] = static_cast<const T*>(a.pool.k) + head * stride;
+        blocks.v[b] = static_cast<const T*>(a.pool.v) + head * stride;
+        if (!has_scales(a.pool.format)) continue;
+        blocks.scale_k[b] = a.pool.scale_k + head * kBlock;
+        blocks.scale_v[b] = a.pool.scale_v + head * kBlock;
+    }
 }
 
 template <class V>
@@ -75,17 +113,12 @@ inline typename V::F capped(const Attention& a, typename V::F s) {
     return V::mul(cap, V::sub(one, V::div(two, V::add(e, one))));
 }
 
-// Scores of B blocks, starting at `position`.
-template <class V, class T, int N, int B>
-inline void score_blocks(const Attention& a, const Unit& u, int64_t position, Tile<N>& t) {
-    const int64_t stride = a.head_dim * kBlock;
-    const T* k[B];
+// Scores of N queries from `item` on, over B blocks of keys; `offset`: of the first one's positions from `base`. E is what the
+// keys are read as, T what they are stored as.
+template <class V, class T, class E, int N, int B>
+inline void score_blocks(const Attention& a, const E* const* k, const float* const* scales, int64_t item, int64_t offset,
+                         Seen& s) {
     typename V::F acc[N][B];
-#pragma GCC unroll 4
-    for (int b = 0; b < B; ++b) {
-        const int64_t block = a.table[u.sequence * a.table_row + position / kBlock + b];
-        k[b] = static_cast<const T*>(a.pool_k) + (block * a.kv_heads + u.kv_head) * stride;
-    }
 #pragma GCC unroll 4
     for (int i = 0; i < N; ++i)
 #pragma GCC unroll 4
@@ -96,103 +129,181 @@ inline void score_blocks(const Attention& a, const Unit& u, int64_t position, Ti
         for (int b = 0; b < B; ++b) key[b] = load_kv<V>(k[b] + d * kBlock);
 #pragma GCC unroll 4
         for (int i = 0; i < N; ++i) {
-            const auto q = V::set1(t.q[i][d]);
+            const auto q = V::set1(s.q[item + i][d]);
 #pragma GCC unroll 4
             for (int b = 0; b < B; ++b) acc[i][b] = V::fma(q, key[b], acc[i][b]);
         }
     }
-    for (int i = 0; i < N; ++i) {
-        for (int b = 0; b < B; ++b) {
-            const int64_t p = position + b * kBlock;
-            const int64_t from = t.from[i] - p < 0 ? 0 : t.from[i] - p > kBlock ? kBlock : t.from[i] - p;
-            const int64_t to = t.to[i] - p < from ? from : t.to[i] - p > kBlock ? kBlock : t.to[i] - p;
-            V::store(t.score[i] + p - t.base, V::keep(capped<V>(a, acc[i][b]), from, to, -__builtin_inff()));
+    for (int b = 0; b < B; ++b) {
+        const int64_t p = s.base + offset + b * kBlock;
+        for (int i = 0; i < N; ++i) {
+            const int64_t first = s.from[item + i] - p, last = s.to[item + i] - p;
+            const int64_t from = first < 0 ? 0 : first > kBlock ? kBlock : first;
+            const int64_t to = last < from ? from : last > kBlock ? kBlock : last;
+            auto score = acc[i][b];
+            if constexpr (sizeof(T) == 1) score = V::mul(score, V::mul(V::load(scales[b]), V::set1(unit<T>)));
+            V::store(s.score[item + i] + offset + b * kBlock, V::keep(capped<V>(a, score), from, to, -__builtin_inff()));
         }
     }
 }
 
-// Scores to weights; the largest score and the sum of weights go to the head of each query's state.
-template <class V, int N>
-inline void weigh(Tile<N>& t, float* states, int64_t stride) {
-    for (int i = 0; i < N; ++i, states += stride) {
-        if (t.from[i] >= t.to[i]) continue;
+template <class V, class T, class E, int N>
+inline void score_tile(const Attention& a, const E* const* k, const float* const* scales, int64_t blocks, int64_t item,
+                       int64_t offset, Seen& s) {
+    constexpr int B = V::sums / N < 1 ? 1 : V::sums / N > 4 ? 4 : V::sums / N;
+    int64_t b = 0;
+    for (; b + B <= blocks; b += B) score_blocks<V, T, E, N, B>(a, k + b, scales + b, item, offset + b * kBlock, s);
+    if constexpr (B > 1)
+        for (; b < blocks; ++b) score_blocks<V, T, E, N, 1>(a, k + b, scales + b, item, offset + b * kBlock, s);
+}
+
+// Scores to weights; the largest score and the sum of weights go to the head of each query's state. The scales of values
+// are multiplied into the weights.
+template <class V, class T>
+inline void weigh(const Blocks<T>& blocks, int64_t items, Seen& s, float* states, int64_t stride) {
+    const int64_t n = s.high - s.base;
+    for (int64_t i = 0; i < items; ++i, states += stride) {
+        if (s.from[i] >= s.to[i]) continue;
         auto top = V::set1(-__builtin_inff()), sum = V::zero();
-        const int64_t n = t.high - t.base;
-        for (int64_t j = 0; j < n; j += kBlock) top = V::max(top, V::load(t.score[i] + j));
+        for (int64_t j = 0; j < n; j += kBlock) top = V::max(top, V::load(s.score[i] + j));
         const float largest = V::hmax(top);
         const auto shift = V::set1(largest);
         for (int64_t j = 0; j < n; j += kBlock) {
-            const auto w = exp<V>(V::sub(V::load(t.score[i] + j), shift));
+            auto w = exp<V>(V::sub(V::load(s.score[i] + j), shift));
             sum = V::add(sum, w);
-            V::store(t.score[i] + j, w);
+            if constexpr (sizeof(T) == 1) w = V::mul(w, V::mul(V::load(blocks.scale_v[j / kBlock]), V::set1(unit<T>)));
+            V::store(s.score[i] + j, w);
         }
         states[0] = largest;
         states[1] = V::hsum(sum);
     }
 }
 
-// Weighted values of 16 C dimensions from `d` on; only the first `lanes` of them where C is 1.
-template <class V, class T, int N, int C>
-inline void weigh_values(const Attention& a, const Unit& u, const Tile<N>& t, int64_t d, int64_t lanes, float* states,
-                         int64_t stride) {
+// Adds the weighted values of positions [low, high) to the states of N queries from `item` on: 16 C dimensions from `d` on,
+// or the `lanes` last ones where that is less than 16. `v`: blocks, from that of `low` on.
+template <class V, class E, int N, int C, bool whole>
+inline void weigh_values(const E* const* v, int64_t head_dim, int64_t low, int64_t high, int64_t item, int64_t d,
+                         int64_t lanes, const Seen& s, float* states, int64_t stride) {
+    states += item * stride + 16 + d;
+    int64_t from = low, to = high;  // seen by all N
+    for (int i = 0; i < N; ++i) {
+        if (s.from[item + i] > from) from = s.from[item + i];
+        if (s.to[item + i] < to) to = s.to[item + i];
+    }
     typename V::F acc[N][C];
 #pragma GCC unroll 4
     for (int i = 0; i < N; ++i)
 #pragma GCC unroll 4
-        for (int c = 0; c < C; ++c) acc[i][c] = V::zero();
-    for (int64_t p = t.low; p < t.high; ++p) {
-        const int64_t block = a.table[u.sequence * a.table_row + p / kBlock];
-        const T* v = static_cast<const T*>(a.pool_v) +
-                     ((block * a.kv_heads + u.kv_head) * kBlock + p % kBlock) * a.head_dim + d;
-        const bool all = t.both_low <= p && p < t.both_high;
+        for (int c = 0; c < C; ++c) acc[i][c] = V::load(states + i * stride + 16 * c);
+    for (int64_t p = low; p < high; ++p) {
+        const E* at = v[p / kBlock - low / kBlock] + p % kBlock * head_dim + d;
         typename V::F value[C];
 #pragma GCC unroll 4
-        for (int c = 0; c < C; ++c) value[c] = C == 1 ? load_kv<V>(v, lanes) : load_kv<V>(v + 16 * c);
+        for (int c = 0; c < C; ++c) value[c] = whole ? load_kv<V>(at + 16 * c) : load_kv<V>(at, lanes);
+        const bool all = from <= p && p < to;
 #pragma GCC unroll 4
         for (int i = 0; i < N; ++i) {
-            if (!all && (p < t.from[i] || p >= t.to[i])) continue;
-            const auto w = V::set1(t.score[i][p - t.base]);
+            if (!all && (p < s.from[item + i] || p >= s.to[item + i])) continue;
+            const auto w = V::set1(s.score[item + i][p - s.base]);
 #pragma GCC unroll 4
             for (int c = 0; c < C; ++c) acc[i][c] = V::fma(w, value[c], acc[i][c]);
         }
     }
-    for (int i = 0; i < N; ++i) {
-        if (t.from[i] >= t.to[i]) continue;
-        for (int c = 0; c < C; ++c) V::store(states + i * stride + 16 + d + 16 * c, acc[i][c]);
+#pragma GCC unroll 4
+    for (int i = 0; i < N; ++i)
+#pragma GCC unroll 4
+        for (int c = 0; c < C; ++c) V::store(states + i * stride + 16 * c, acc[i][c]);
+}
+
+template <class V, class E, int N>
+inline void value_tile(const E* const* v, int64_t head_dim, int64_t low, int64_t high, int64_t item, const Seen& s,
+                       float* states, int64_t stride) {
+    constexpr int C = V::sums / N < 1 ? 1 : V::sums / N > 4 ? 4 : V::sums / N;
+    int64_t d = 0;
+    for (; d + 16 * C <= head_dim; d += 16 * C)
+        weigh_values<V, E, N, C, true>(v, head_dim, low, high, item, d, 16, s, states, stride);
+    if constexpr (C > 1)
+        for (; d + 16 <= head_dim; d += 16)
+            weigh_values<V, E, N, 1, true>(v, head_dim, low, high, item, d, 16, s, states, stride);
+    if (d < head_dim) weigh_values<V, E, N, 1, false>(v, head_dim, low, high, item, d, head_dim - d, s, states, stride);
+}
+
+template <int N>
+struct Count {
+    static constexpr int value = N;
+};
+
+// f(Count, first) over tiles of at most 4 queries.
+template <class F>
+inline void over_tiles(int64_t items, F&& f) {
+    int64_t i = 0;
+    for (; i + 4 <= items; i += 4) f(Count<4>{}, i);
+    switch (items - i) {
+        case 3: return f(Count<3>{}, i);
+        case 2: return f(Count<2>{}, i);
+        case 1: return f(Count<1>{}, i);
     }
 }
 
-template <class V, class T, int N>
-void attend_tile(const Attention& a, const Unit& u, int64_t item, int64_t segment, float* states) {
-    Tile<N> t;
-    if (!place(a, u, u.first + item, segment, t)) return;
-    int64_t p = t.base;
-    for (; p + 4 * kBlock <= t.high; p += 4 * kBlock) score_blocks<V, T, N, 4>(a, u, p, t);
-    for (; p < t.high; p += kBlock) score_blocks<V, T, N, 1>(a, u, p, t);
-    const int64_t stride = state_floats(a.head_dim);
-    states += item * stride;
-    weigh<V>(t, states, stride);
-    int64_t d = 0;
-    for (; d + 64 <= a.head_dim; d += 64) weigh_values<V, T, N, 4>(a, u, t, d, 16, states, stride);
-    for (; d < a.head_dim; d += 16)
-        weigh_values<V, T, N, 1>(a, u, t, d, a.head_dim - d < 16 ? a.head_dim - d : 16, states, stride);
+// Elements of one block of keys or values as floats: exact.
+template <class V, class T>
+inline void widen(const T* from, int64_t n, float* to) {
+    for (int64_t i = 0; i < n; i += 16) V::store(to + i, load_kv<V>(from + i));
+}
+
+constexpr int64_t kWide = 8192;  // floats that stay in the first-level cache beside the rest
+
+// Several tiles read the same keys and values, so these are converted once for all.
+template <class V, class T>
+void attend_widened(const Attention& a, const Unit& u, const Blocks<T>& blocks, Seen& s, float* states, int64_t stride) {
+    alignas(64) float wide[kWide];
+    const int64_t size = a.head_dim * kBlock, most = kWide / size < 4 ? kWide / size : 4;
+    const float* at[4] = {wide, wide + size, wide + 2 * size, wide + 3 * size};
+    for (int64_t p = s.base; p < s.high; p += most * kBlock) {
+        const int64_t first = (p - s.base) / kBlock, left = (s.high - p + kBlock - 1) / kBlock, n = left < most ? left : most;
+        for (int64_t b = 0; b < n; ++b) widen<V>(blocks.k[first + b], size, wide + b * size);
+        over_tiles(u.items, [&](auto count, int64_t item) {
+            score_tile<V, T, float, count.value>(a, at, blocks.scale_k + first, n, item, p - s.base, s);
+        });
+    }
+    weigh<V>(blocks, u.items, s, states, stride);
+    for (int64_t p = s.base; p < s.high; p += most * kBlock) {
+        const int64_t first = (p - s.base) / kBlock, left = (s.high - p + kBlock - 1) / kBlock, n = left < most ? left : most;
+        for (int64_t b = 0; b < n; ++b) widen<V>(blocks.v[first + b], size, wide + b * size);
+        const int64_t low = p > s.low ? p : s.low, high = p + n * kBlock < s.high ? p + n * kBlock : s.high;
+        over_tiles(u.items, [&](auto count, int64_t item) {
+            value_tile<V, float, count.value>(at, a.head_dim, low, high, item, s, states, stride);
+        });
+    }
 }
 
 template <class V, class T>
 void attend_items(const Attention& a, const Unit& u, int64_t segment, float* states) {
-    int64_t i = 0;
-    for (; i + 4 <= u.items; i += 4) attend_tile<V, T, 4>(a, u, i, segment, states);
-    switch (u.items - i) {
-        case 3: return attend_tile<V, T, 3>(a, u, i, segment, states);
-        case 2: return attend_tile<V, T, 2>(a, u, i, segment, states);
-        case 1: return attend_tile<V, T, 1>(a, u, i, segment, states);
-    }
+    Seen s;
+    if (!place(a, u, segment, s)) return;
+    Blocks<T> blocks;
+    find_blocks(a, u, s, blocks);
+    const int64_t stride = state_floats(a.head_dim);
+    for (int64_t i = 0; i < u.items; ++i) __builtin_memset(states + i * stride, 0, static_cast<size_t>(stride) * 4);
+    if (sizeof(T) < 4 && u.items > 4 && a.head_dim * kBlock <= kWide)
+        return attend_widened<V>(a, u, blocks, s, states, stride);
+    over_tiles(u.items, [&](auto count, int64_t item) {
+        score_tile<V, T, T, count.value>(a, blocks.k, blocks.scale_k, (s.high - s.base + kBlock - 1) / kBlock, item, 0, s);
+    });
+    weigh<V>(blocks, u.items, s, states, stride);
+    over_tiles(u.items, [&](auto count, int64_t item) {
+        value_tile<V, T, count.value>(blocks.v, a.head_dim, s.low, s.high, item, s, states, stride);
+    });
 }
 
 template <class V>
 void attend_segment(const Attention& a, const Unit& u, int64_t segment, float* states) {
-    if (a.bf16) attend_items<V, uint16_t>(a, u, segment, states);
-    else attend_items<V, float>(a, u, segment, states);
+    switch (a.pool.format) {
+        case KvFormat::F32: return attend_items<V, float>(a, u, segment, states);
+        case KvFormat::BF16: return attend_items<V, Bf16Bits>(a, u, segment, states);
+        case KvFormat::INT8: return attend_items<V, int8_t>(a, u, segment, states);
+        case KvFormat::FP8: return attend_items<V, E4m3Bits>(a, u, segment, states);
+    }
 }
 
 template <class V>

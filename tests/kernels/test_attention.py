@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from obole.kernels.ops import Ops
+from obole.kernels.ops import KV, KV_FORMATS, Ops, has_scales
 from tests.kernels.support import ISAS_HERE, REFERENCE, native, same_bits
 
 BLOCK = 16
@@ -19,9 +19,17 @@ class Cache:
     """Sequences with their keys and values in a pool whose unused places hold NaN."""
 
     q: list[torch.Tensor]  # (length, H, hd) for each sequence
-    pool_k: torch.Tensor
-    pool_v: torch.Tensor
+    kv: KV
     table: torch.Tensor
+
+
+def unwritten(blocks, kv_heads, dim, dtype) -> KV:
+    """NaN everywhere: as numbers, as codes where the format has one, and as scales."""
+    shapes = (blocks, kv_heads, dim, BLOCK), (blocks, kv_heads, BLOCK, dim)
+    if not has_scales(dtype):
+        return KV(*(torch.full(shape, torch.nan, dtype=dtype) for shape in shapes))
+    codes = [torch.full(shape, 127, dtype=torch.int8).view(dtype) for shape in shapes]  # 127 is NaN in e4m3
+    return KV(*codes, *(torch.full((blocks, kv_heads, BLOCK), torch.nan) for _ in range(2)))
 
 
 def build(lengths, *, heads=6, kv_heads=2, dim=64, dtype=torch.float32, seed=0, order=0, ops: Ops = REFERENCE) -> Cache:
@@ -34,8 +42,7 @@ def build(lengths, *, heads=6, kv_heads=2, dim=64, dtype=torch.float32, seed=0, 
     counts = [-(-n // BLOCK) for n in lengths]
     total = sum(counts) + 3
     ids = np.random.default_rng(order).permutation(total)[: sum(counts)]
-    pool_k = torch.full((total, kv_heads, dim, BLOCK), torch.nan, dtype=dtype)
-    pool_v = torch.full((total, kv_heads, BLOCK, dim), torch.nan, dtype=dtype)
+    kv = unwritten(total, kv_heads, dim, dtype)
     table = torch.full((len(lengths), max(counts) + 1), -1, dtype=torch.int32)
     queries = []
     for s, n in enumerate(lengths):
@@ -43,9 +50,9 @@ def build(lengths, *, heads=6, kv_heads=2, dim=64, dtype=torch.float32, seed=0, 
         table[s, : len(mine)] = mine
         where = torch.arange(n)
         slots = mine[where // BLOCK] * BLOCK + (where % BLOCK).int()
-        ops.kv_write(normal(n, kv_heads, dim), normal(n, kv_heads, dim), pool_k, pool_v, slots)
+        ops.kv_write(normal(n, kv_heads, dim), normal(n, kv_heads, dim), kv, slots)
         queries.append(normal(n, heads, dim))
-    return Cache(queries, pool_k, pool_v, table)
+    return Cache(queries, kv, table)
 
 
 def attend(ops: Ops, cache: Cache, chunks, *, scale=0.125, window=None, softcap=None) -> torch.Tensor:
@@ -54,7 +61,7 @@ def attend(ops: Ops, cache: Cache, chunks, *, scale=0.125, window=None, softcap=
     starts = torch.tensor([0, *np.cumsum([n for _, _, n in chunks])], dtype=torch.int32)
     positions = torch.tensor([at for _, at, _ in chunks], dtype=torch.int32)
     table = cache.table[[s for s, _, _ in chunks]].contiguous()
-    return ops.attention(q, cache.pool_k, cache.pool_v, table, starts, positions, scale, window, softcap)
+    return ops.attention(q, cache.kv, table, starts, positions, scale, window, softcap)
 
 
 @pytest.mark.parametrize("isa", ISAS_HERE)
@@ -73,8 +80,8 @@ def test_agrees_with_the_reference(isa, dtype, heads, kv_heads, dim):
 def test_agrees_with_plain_softmax(ops):
     cache = build([300], heads=2, kv_heads=1, dim=32)
     blocks = cache.table[0, : -(-300 // BLOCK)].long()
-    k = cache.pool_k[blocks, 0].transpose(1, 2).reshape(-1, 32)[:300].double()
-    v = cache.pool_v[blocks, 0].reshape(-1, 32)[:300].double()
+    k = cache.kv.keys[blocks, 0].transpose(1, 2).reshape(-1, 32)[:300].double()
+    v = cache.kv.values[blocks, 0].reshape(-1, 32)[:300].double()
     expected = torch.softmax(cache.q[0][299].double() @ k.T * 0.125, dim=1) @ v
     got = attend(ops, cache, [(0, 299, 1)])
     torch.testing.assert_close(got[0].reshape(2, 32), expected.float(), rtol=1e-5, atol=1e-6)

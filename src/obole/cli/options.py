@@ -95,7 +95,7 @@ NO_OPTIONS = frozenset({"speculate", "prediction", "grammar", "shown_token_ids"}
 
 ENGINE: Mapping[str, Help] = {
     "kv_device": Help("Memory for the KV pool.", unset="from free memory", metavar="SIZE", parser=parse_size),
-    "kv_dtype": Help("Format of cached keys and values: auto, float32 or bfloat16.", metavar="FORMAT"),
+    "kv_dtype": Help("Format of cached keys and values: auto, float32, bfloat16, int8 or fp8.", metavar="FORMAT"),
     "max_context": Help("Longest prompt and answer together, in tokens.", unset="what the model was made for"),
     "threads": Help("Processor threads.", unset="the processors at hand"),
     "kernels": Help("Implementation of the operations: auto, native or reference.", metavar="KIND"),
