@@ -56,13 +56,19 @@ constexpr float unit = 1.0f;
 template <>
 inline constexpr float unit<E4m3Bits> = 256.0f;
 
+// Blocks, or registers of values, that a tile of N queries takes at once.
+template <class V, int N>
+constexpr int tile_width = V::sums < N ? 1 : V::sums / N > 4 ? 4 : V::sums / N;
+
+constexpr int64_t kScoreRow = kSegment + 16;  // no power of two: the rows of many queries lie in different sets of the cache
+
 // The part of one segment that a unit's queries see.
 struct Seen {
     const float* q[kItems];
     int64_t from[kItems], to[kItems];  // positions [from, to) that the query sees in this segment
     int64_t low, high;                 // the smallest `from` and the largest `to`
     int64_t base;                      // position of score[.][0]: `low` rounded down to a block
-    alignas(64) float score[kItems][kSegment + 16];  // not a power of two: the rows of many queries lie in different cache sets
+    alignas(64) float score[kItems][kScoreRow];
 };
 
 // The blocks that hold it, from the one at `base` on.
@@ -147,10 +153,10 @@ inline void score_blocks(const Attention& a, const E* const* k, const float* con
     }
 }
 
-template <class V, class T, class E, int N>
+template <class V, class T, int N, class E>
 inline void score_tile(const Attention& a, const E* const* k, const float* const* scales, int64_t blocks, int64_t item,
                        int64_t offset, Seen& s) {
-    constexpr int B = V::sums / N < 1 ? 1 : V::sums / N > 4 ? 4 : V::sums / N;
+    constexpr int B = tile_width<V, N>;
     int64_t b = 0;
     for (; b + B <= blocks; b += B) score_blocks<V, T, E, N, B>(a, k + b, scales + b, item, offset + b * kBlock, s);
     if constexpr (B > 1)
@@ -179,53 +185,83 @@ inline void weigh(const Blocks<T>& blocks, int64_t items, Seen& s, float* states
     }
 }
 
-// Adds the weighted values of positions [low, high) to the states of N queries from `item` on: 16 C dimensions from `d` on,
-// or the `lanes` last ones where that is less than 16. `v`: blocks, from that of `low` on.
-template <class V, class E, int N, int C, bool whole>
-inline void weigh_values(const E* const* v, int64_t head_dim, int64_t low, int64_t high, int64_t item, int64_t d,
-                         int64_t lanes, const Seen& s, float* states, int64_t stride) {
-    states += item * stride + 16 + d;
-    int64_t from = low, to = high;  // seen by all N
-    for (int i = 0; i < N; ++i) {
-        if (s.from[item + i] > from) from = s.from[item + i];
-        if (s.to[item + i] < to) to = s.to[item + i];
+// Blocks of values of type E from position `first` on, which begins one, and the number of dimensions.
+template <class E>
+struct Values {
+    const E* const* v;
+    int64_t first, head_dim;
+
+    const E* at(int64_t position) const {
+        return v[(position - first) / kBlock] + (position - first) % kBlock * head_dim;
     }
+};
+
+// Adds the weighted values of positions [low, high), seen by all N queries from `item` on, to their `sums`: 16 C dimensions
+// from `d` on, or the `lanes` last ones where that is less than 16.
+template <class V, class E, int N, int C, bool whole>
+inline void add_values(const Values<E>& values, int64_t low, int64_t high, int64_t item, int64_t d, int64_t lanes,
+                       const Seen& s, float* sums, int64_t stride) {
     typename V::F acc[N][C];
 #pragma GCC unroll 4
     for (int i = 0; i < N; ++i)
 #pragma GCC unroll 4
-        for (int c = 0; c < C; ++c) acc[i][c] = V::load(states + i * stride + 16 * c);
-    for (int64_t p = low; p < high; ++p) {
-        const E* at = v[p / kBlock - low / kBlock] + p % kBlock * head_dim + d;
-        typename V::F value[C];
+        for (int c = 0; c < C; ++c) acc[i][c] = V::load(sums + i * stride + d + 16 * c);
+    const float* weights = s.score[item] + (low - s.base);
+    while (low < high) {
+        const E* v = values.at(low) + d;
+        const int64_t block_end = low / kBlock * kBlock + kBlock, end = block_end < high ? block_end : high;
+        for (; low < end; ++low, ++weights, v += values.head_dim) {
+            typename V::F value[C];
 #pragma GCC unroll 4
-        for (int c = 0; c < C; ++c) value[c] = whole ? load_kv<V>(at + 16 * c) : load_kv<V>(at, lanes);
-        const bool all = from <= p && p < to;
+            for (int c = 0; c < C; ++c) value[c] = whole ? load_kv<V>(v + 16 * c) : load_kv<V>(v, lanes);
 #pragma GCC unroll 4
-        for (int i = 0; i < N; ++i) {
-            if (!all && (p < s.from[item + i] || p >= s.to[item + i])) continue;
-            const auto w = V::set1(s.score[item + i][p - s.base]);
+            for (int i = 0; i < N; ++i) {
+                const auto w = V::set1(weights[i * kScoreRow]);
 #pragma GCC unroll 4
-            for (int c = 0; c < C; ++c) acc[i][c] = V::fma(w, value[c], acc[i][c]);
+                for (int c = 0; c < C; ++c) acc[i][c] = V::fma(w, value[c], acc[i][c]);
+            }
         }
     }
 #pragma GCC unroll 4
     for (int i = 0; i < N; ++i)
 #pragma GCC unroll 4
-        for (int c = 0; c < C; ++c) V::store(states + i * stride + 16 * c, acc[i][c]);
+        for (int c = 0; c < C; ++c) V::store(sums + i * stride + d + 16 * c, acc[i][c]);
 }
 
 template <class V, class E, int N>
-inline void value_tile(const E* const* v, int64_t head_dim, int64_t low, int64_t high, int64_t item, const Seen& s,
-                       float* states, int64_t stride) {
-    constexpr int C = V::sums / N < 1 ? 1 : V::sums / N > 4 ? 4 : V::sums / N;
+inline void add_values(const Values<E>& values, int64_t low, int64_t high, int64_t item, const Seen& s, float* sums,
+                       int64_t stride) {
+    constexpr int C = tile_width<V, N>;
+    const int64_t n = values.head_dim;
     int64_t d = 0;
-    for (; d + 16 * C <= head_dim; d += 16 * C)
-        weigh_values<V, E, N, C, true>(v, head_dim, low, high, item, d, 16, s, states, stride);
+    for (; d + 16 * C <= n; d += 16 * C) add_values<V, E, N, C, true>(values, low, high, item, d, 16, s, sums, stride);
     if constexpr (C > 1)
-        for (; d + 16 <= head_dim; d += 16)
-            weigh_values<V, E, N, 1, true>(v, head_dim, low, high, item, d, 16, s, states, stride);
-    if (d < head_dim) weigh_values<V, E, N, 1, false>(v, head_dim, low, high, item, d, head_dim - d, s, states, stride);
+        for (; d + 16 <= n; d += 16) add_values<V, E, N, 1, true>(values, low, high, item, d, 16, s, sums, stride);
+    if (d < n) add_values<V, E, N, 1, false>(values, low, high, item, d, n - d, s, sums, stride);
+}
+
+// The same for the positions among [low, high) that each of the N queries sees: those that all see in one go, the few before
+// and after these query by query. Every query gets its positions in order.
+template <class V, int N, class E>
+inline void value_tile(const Values<E>& values, int64_t low, int64_t high, int64_t item, const Seen& s, float* sums,
+                       int64_t stride) {
+    sums += item * stride;
+    int64_t from = low, to = high;  // seen by all N
+    for (int i = 0; i < N; ++i) {
+        if (s.from[item + i] > from) from = s.from[item + i];
+        if (s.to[item + i] < to) to = s.to[item + i];
+    }
+    if (from > to) from = to = high;
+    const auto alone = [&](int64_t begin, int64_t end) {
+        for (int i = 0; i < N && begin < end; ++i) {
+            const int64_t first = s.from[item + i] > begin ? s.from[item + i] : begin;
+            const int64_t last = s.to[item + i] < end ? s.to[item + i] : end;
+            add_values<V, E, 1>(values, first, last, item + i, s, sums + i * stride, stride);
+        }
+    };
+    alone(low, from);
+    if (from < to) add_values<V, E, N>(values, from, to, item, s, sums, stride);
+    alone(to, high);
 }
 
 template <int N>
@@ -252,48 +288,92 @@ inline void widen(const T* from, int64_t n, float* to) {
 }
 
 constexpr int64_t kWide = 8192;  // floats that stay in the first-level cache beside the rest
+constexpr int64_t kTogether = 4;  // blocks at most that all tiles go over before the next ones
 
-// Several tiles read the same keys and values, so these are converted once for all.
+// Asks for blocks [first, last) of keys or values, of `size` elements each, as far as there are so many.
 template <class V, class T>
-void attend_widened(const Attention& a, const Unit& u, const Blocks<T>& blocks, Seen& s, float* states, int64_t stride) {
-    alignas(64) float wide[kWide];
-    const int64_t size = a.head_dim * kBlock, most = kWide / size < 4 ? kWide / size : 4;
-    const float* at[4] = {wide, wide + size, wide + 2 * size, wide + 3 * size};
-    for (int64_t p = s.base; p < s.high; p += most * kBlock) {
-        const int64_t first = (p - s.base) / kBlock, left = (s.high - p + kBlock - 1) / kBlock, n = left < most ? left : most;
-        for (int64_t b = 0; b < n; ++b) widen<V>(blocks.k[first + b], size, wide + b * size);
-        over_tiles(u.items, [&](auto count, int64_t item) {
-            score_tile<V, T, float, count.value>(a, at, blocks.scale_k + first, n, item, p - s.base, s);
-        });
-    }
-    weigh<V>(blocks, u.items, s, states, stride);
-    for (int64_t p = s.base; p < s.high; p += most * kBlock) {
-        const int64_t first = (p - s.base) / kBlock, left = (s.high - p + kBlock - 1) / kBlock, n = left < most ? left : most;
-        for (int64_t b = 0; b < n; ++b) widen<V>(blocks.v[first + b], size, wide + b * size);
-        const int64_t low = p > s.low ? p : s.low, high = p + n * kBlock < s.high ? p + n * kBlock : s.high;
-        over_tiles(u.items, [&](auto count, int64_t item) {
-            value_tile<V, float, count.value>(at, a.head_dim, low, high, item, s, states, stride);
-        });
-    }
+inline void fetch(const T* const* blocks, int64_t first, int64_t last, int64_t count, int64_t size) {
+    for (int64_t b = first; b < last && b < count; ++b)
+        for (int64_t i = 0; i < size * static_cast<int64_t>(sizeof(T)); i += 64)
+            V::prefetch(reinterpret_cast<const char*>(blocks[b]) + i);
 }
+
+// A unit's blocks, some together at a time, each lot fetched while the one before is worked on. Where several tiles read
+// the same numbers of a narrow format, these are converted once for all (exactly, so that it makes no difference).
+template <class V, class T>
+struct Segment {
+    const Attention& a;
+    int64_t items, count, size, together;
+    bool shared;
+    Seen s;
+    Blocks<T> blocks;
+    alignas(64) float wide[sizeof(T) < 4 ? kWide : 16];
+
+    explicit Segment(const Attention& attention) : a(attention) {}  // the rest stays as it lies: there is much of it
+
+    bool find(const Unit& u, int64_t segment) {
+        items = u.items, size = a.head_dim * kBlock;
+        if (!place(a, u, segment, s)) return false;
+        find_blocks(a, u, s, blocks);
+        count = (s.high - s.base + kBlock - 1) / kBlock;
+        shared = sizeof(T) < 4 && items > 4 && size <= kWide;
+        together = shared && kWide / size < kTogether ? kWide / size : kTogether;
+        return true;
+    }
+
+    // f(first, blocks, pointers) for each lot: pointers of floats if shared, else of T.
+    template <class F>
+    void over_lots(const T* const* from, const T* const* next, F&& f) {
+        const float* at[kTogether];
+        for (int64_t b = 0; b < kTogether; ++b) at[b] = wide + (shared ? b * size : 0);
+        for (int64_t first = 0; first < count; first += together) {
+            const int64_t left = count - first, n = left < together ? left : together;
+            if (left > together) fetch<V>(from, first + together, first + 2 * together, count, size);
+            else if (next) fetch<V>(next, 0, together, count, size);
+            if (!shared) {
+                f(first, n, from + first);
+                continue;
+            }
+            if constexpr (sizeof(T) < 4) {
+                for (int64_t b = 0; b < n; ++b) widen<V>(from[first + b], size, wide + b * size);
+                f(first, n, static_cast<const float* const*>(at));
+            }
+        }
+    }
+
+    void score() {
+        over_lots(blocks.k, blocks.v, [&](int64_t first, int64_t n, auto k) {
+            over_tiles(items, [&](auto queries, int64_t item) {
+                score_tile<V, T, queries.value>(a, k, blocks.scale_k + first, n, item, first * kBlock, s);
+            });
+        });
+    }
+
+    void add(float* sums, int64_t stride) {
+        over_lots(blocks.v, nullptr, [&](int64_t first, int64_t n, auto v) {
+            const int64_t p = s.base + first * kBlock, end = p + n * kBlock;
+            const int64_t low = p > s.low ? p : s.low, high = end < s.high ? end : s.high;
+            over_tiles(items, [&](auto queries, int64_t item) {
+                value_tile<V, queries.value>(values_of(v, p), low, high, item, s, sums, stride);
+            });
+        });
+    }
+
+    template <class E>
+    Values<E> values_of(const E* const* v, int64_t first) const {
+        return {v, first, a.head_dim};
+    }
+};
 
 template <class V, class T>
 void attend_items(const Attention& a, const Unit& u, int64_t segment, float* states) {
-    Seen s;
-    if (!place(a, u, segment, s)) return;
-    Blocks<T> blocks;
-    find_blocks(a, u, s, blocks);
+    Segment<V, T> part(a);
+    if (!part.find(u, segment)) return;
     const int64_t stride = state_floats(a.head_dim);
     for (int64_t i = 0; i < u.items; ++i) __builtin_memset(states + i * stride, 0, static_cast<size_t>(stride) * 4);
-    if (sizeof(T) < 4 && u.items > 4 && a.head_dim * kBlock <= kWide)
-        return attend_widened<V>(a, u, blocks, s, states, stride);
-    over_tiles(u.items, [&](auto count, int64_t item) {
-        score_tile<V, T, T, count.value>(a, blocks.k, blocks.scale_k, (s.high - s.base + kBlock - 1) / kBlock, item, 0, s);
-    });
-    weigh<V>(blocks, u.items, s, states, stride);
-    over_tiles(u.items, [&](auto count, int64_t item) {
-        value_tile<V, T, count.value>(blocks.v, a.head_dim, s.low, s.high, item, s, states, stride);
-    });
+    part.score();
+    weigh<V>(part.blocks, u.items, part.s, states, stride);
+    part.add(states + 16, stride);
 }
 
 template <class V>
