@@ -14,8 +14,9 @@ class KVPool:
     """For each slot, i.e. each layer of the largest group, the tensors of `KV` over all blocks.
 
     Keys (num_blocks, kv_heads, head_dim, 16): transposed, so that one block times a query is 16 lanes side by side;
-    values (num_blocks, kv_heads, 16, head_dim); with int8 and fp8 also the scales of both, (num_blocks, kv_heads, 16). Layer `group.layers[i]` uses slot i, at the block ids of its group. The
-    memory is not touched here, so the system provides a page when it is first written.
+    values (num_blocks, kv_heads, 16, head_dim); in int8 and fp8 also the scales of both, (num_blocks, kv_heads, 16). Layer
+    `group.layers[i]` uses slot i, at the block ids of its group. The memory is not touched here, so the system provides a
+    page when it is first written.
     """
 
     def __init__(self, spec: CacheSpec, groups: tuple[CacheGroup, ...], num_blocks: int, dtype: torch.dtype) -> None:

@@ -14,7 +14,7 @@ class Packed:
     def nbytes(self) -> int: ...
 
 class KvPool:
-    """Where the keys and values of a layer lie. `format`: "float32", "bfloat16", "int8" or "fp8"; scales 0 for the first two."""
+    """Where a layer's keys and values lie. `format`: float32, bfloat16, int8 or fp8; scales 0 for the first two."""
 
     def __init__(self, format: str, k: int, v: int, scale_k: int, scale_v: int, /) -> None: ...
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from obole.kernels.formats import UNQUANTISED, decode, dequantize
-from obole.kernels.ops import KV, Bias, Linear, Outputs, has_scales
+from obole.kernels.ops import KV, Bias, Linear, Outputs
 from obole.kernels.packing import check_parts
 from obole.kernels.reference.linear import ReferenceLinear, linear
 from obole.types import WeightTensor
