@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import tarfile
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
@@ -167,6 +168,7 @@ def replay(prompts: list[Prompt], sizes: tuple[int, int, int], ram_policy: Calla
                     ram.rose(key)
         for key in prompt[hits:]:
             if key not in device:
+                log.missed(key)
                 log.rose(key)
                 if key not in ssd:
                     ssd.add(key)
@@ -178,8 +180,7 @@ def replay(prompts: list[Prompt], sizes: tuple[int, int, int], ram_policy: Calla
                 device.add(key)
         while len(device) > sizes[0]:
             for key in ram.take(device.victim()):
-                log.sank(key)
-                if key not in ssd:
+                if log.sank(key) and key not in ssd:
                     ssd.add(key)
                     written += 1
     return {"asked": asked, "found": found, "hits": sum(found.values()), "written": written, "rewritten": ssd.rewritten}
@@ -227,12 +228,12 @@ POLICIES: dict[str, Callable[[int], Policy]] = {
     "s3fifo": S3Fifo,
     "s3fifo 50%": lambda capacity: S3Fifo(capacity, small=0.5),
 }
-TIERS: dict[str, tuple[str, Callable[[], LogPolicy]]] = {
-    "lru, clock (obole)": ("lru", LogPolicy),
-    "lru, fifo": ("lru", lambda: LogPolicy(rounds=0)),
-    "lru, clock, 1/4 copies": ("lru", lambda: LogPolicy(share=0.25)),
-    "gdsf, clock": ("gdsf", LogPolicy),
-    "s3fifo, clock": ("s3fifo", LogPolicy),
+TIERS: dict[str, tuple[str, Callable[[int], LogPolicy]]] = {
+    "tiers, as in obole": ("lru", LogPolicy),
+    "tiers, never selective": ("lru", lambda capacity: LogPolicy(capacity, thrash=math.inf)),
+    "tiers, fifo for clock": ("lru", lambda capacity: LogPolicy(capacity, rounds=0)),
+    "tiers, 1/4 copies": ("lru", lambda capacity: LogPolicy(capacity, share=0.25)),
+    "tiers, gdsf in RAM": ("gdsf", LogPolicy),
 }
 
 
@@ -256,7 +257,7 @@ def measure(path: Path, limit: int | None, shares: list[float], sizes: tuple[int
             ]
         device, ram, ssd = (unit * size for size in sizes)
         for name, (policy, log) in TIERS.items():
-            results.append((name, replay(prompts, (device, ram, ssd), POLICIES[policy], log())))
+            results.append((name, replay(prompts, (device, ram, ssd), POLICIES[policy], log(ssd))))
         for name, result in results:
             row = {"trace": path.name, "total": share, "policy": name, "per_lru": result["hits"] / lru} | result
             row["per_unbounded"] = result["hits"] / unbounded

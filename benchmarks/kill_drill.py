@@ -58,7 +58,7 @@ def work(folder: Path, size: int, budget: int, first: int, known: int) -> None:
         if random.random() < 0.3:
             store.flush()
             print("flushed", first + BATCH, flush=True)
-        time.sleep(0.002)
+        time.sleep(0.005)
         first += BATCH
 
 
@@ -88,6 +88,8 @@ def drill(folder: Path, rounds: int, size: int, budget: int, seed: int) -> dict[
         process.wait()
         totals["rounds"] += 1
         totals["written"] = known
+        if totals["rounds"] % 20 == 0:
+            print(" ".join(f"{name}={count}" for name, count in totals.items()), flush=True)
     return totals
 
 
@@ -97,7 +99,7 @@ def main() -> None:
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--block-bytes", type=int, default=16384)
+    parser.add_argument("--block-bytes", type=int, default=4096)
     parser.add_argument("--budget", type=int, default=2 << 30, help="bytes; too few, and blocks go on purpose")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

@@ -1,9 +1,10 @@
 """Negative log-likelihood of real text: obole on a quantised file against transformers in fp32 on the dequantised weights.
 
     pip install 'obole[dev]'
-    python benchmarks/quality.py MODEL.gguf [--tokens 4000] [--peer-bin DIR]
+    python benchmarks/quality.py MODEL.gguf [--tokens 4000] [--kv-dtype float32 bfloat16 int8 fp8] [--peer-bin DIR]
 
-English, Python and French in equal parts. Prints the means (natural log) and their relative differences. With --peer-bin,
+English, Python and French in equal parts. Prints the means (natural log) and their relative differences, for each format of
+cached keys and values that is named, from the second one on also the difference from the first. With --peer-bin,
 also what llama.cpp's arithmetic costs on the same file: `llama-perplexity` on it against the same program on a copy with
 the weights dequantised to F32 (both over chunks of 512 tokens, so only the difference compares with the one above).
 transformers and that copy need several times the file in memory and on disk.
@@ -70,10 +71,22 @@ def compare_peer(folder: Path, model: Path, text: str) -> None:
     print(f"llama.cpp  {own:.5f}  on the same weights in F32 {exact:.5f}  difference {100 * (own / exact - 1):+.3f} %")
 
 
+def own_nll(path: Path, kv_dtype: str, samples: dict[str, list[int]]) -> dict[str, float]:
+    with Engine(path, kv_dtype=kv_dtype) as engine:
+        print(f"{path.name}, {engine.info.kernels}, keys and values in {engine.info.kv_dtype}")
+        return mean({name: engine.score(ids)[0].nll for name, ids in samples.items()}, samples)
+
+
+def mean(results: dict[str, float], samples: dict[str, list[int]]) -> dict[str, float]:
+    weights = {name: len(ids) - 1 for name, ids in samples.items()}
+    return {**results, "all": sum(results[name] * n for name, n in weights.items()) / sum(weights.values())}
+
+
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("model", type=Path)
     arguments.add_argument("--tokens", type=int, default=4000)
+    arguments.add_argument("--kv-dtype", nargs="+", default=["auto"])
     arguments.add_argument("--peer-bin", type=Path)
     options = arguments.parse_args()
     path: Path = options.model
@@ -82,19 +95,20 @@ def main() -> None:
         samples = {
             name: engine.tokenizer.encode(text, special=False, bos=True)[:share] for name, text in sample_texts().items()
         }
-        ours = {name: engine.score(ids)[0].nll for name, ids in samples.items()}
-        print(f"{path.name}, {engine.info.kernels}")
         cut = "\n\n".join(engine.tokenizer.decode(ids) for ids in samples.values())
+    ours = {kv_dtype: own_nll(path, kv_dtype, samples) for kv_dtype in options.kv_dtype}
     model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
-    reference = {name: reference_nll(model, ids) for name, ids in samples.items()}
+    reference = mean({name: reference_nll(model, ids) for name, ids in samples.items()}, samples)
     del model
-    weights = {name: len(ids) - 1 for name, ids in samples.items()}
-    for results in (ours, reference):
-        results["all"] = sum(results[name] * n for name, n in weights.items()) / sum(weights.values())
-    for name, nll in ours.items():
-        count = len(samples[name]) if name in samples else sum(map(len, samples.values()))
-        difference = 100 * (nll / reference[name] - 1)
-        print(f"{name:8} {count:5} tokens  obole {nll:.5f}  fp32 {reference[name]:.5f}  difference {difference:+.3f} %")
+    first = ours[options.kv_dtype[0]]
+    for kv_dtype, results in ours.items():
+        for name, nll in results.items():
+            count = len(samples[name]) if name in samples else sum(map(len, samples.values()))
+            beside = "" if results is first else f"  from {options.kv_dtype[0]} {100 * (nll / first[name] - 1):+.3f} %"
+            print(
+                f"{kv_dtype:8} {name:8} {count:5} tokens  obole {nll:.5f}  fp32 {reference[name]:.5f}  "
+                f"difference {100 * (nll / reference[name] - 1):+.3f} %{beside}"
+            )
     if options.peer_bin is not None:
         compare_peer(options.peer_bin, path, cut)
 

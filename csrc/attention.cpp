@@ -11,8 +11,6 @@ namespace obole {
 
 namespace {
 
-constexpr int64_t kItems = 32;  // queries that share a segment while it is in cache
-
 struct Span {
     int64_t first, last;  // segments that are seen
 };

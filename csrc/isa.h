@@ -33,12 +33,25 @@ struct Part {
     const float* bias;     // blocks * 16 values, or null
 };
 
+// How keys and values are stored. Eight bits: a code times its vector's scale, the vector being one token's key or value of
+// one head; INT8 codes are signed integers from -127 to 127, FP8 ones are e4m3 (no infinities; 448 is the largest).
+enum class KvFormat : int { F32, BF16, INT8, FP8 };
+
+constexpr bool has_scales(KvFormat format) { return format == KvFormat::INT8 || format == KvFormat::FP8; }
+
+// The keys and values of one layer.
+struct KvPool {
+    KvFormat format;
+    void* k;               // [blocks][kv_heads][head_dim][16]
+    void* v;               // [blocks][kv_heads][16][head_dim]
+    float* scale_k;        // [blocks][kv_heads][16], null for formats without
+    float* scale_v;
+};
+
 struct Attention {
     const float* q;        // [rows][heads][head_dim], strides in floats
     int64_t q_row, q_head;
-    const void* pool_k;    // [blocks][kv_heads][head_dim][16]
-    const void* pool_v;    // [blocks][kv_heads][16][head_dim]
-    bool bf16;
+    KvPool pool;
     const int32_t* table;  // [sequences][table_row] block ids
     int64_t table_row;
     const int32_t* row_starts;  // [sequences + 1]
@@ -52,6 +65,7 @@ struct Attention {
 
 constexpr int64_t kBlock = 16;     // positions in a block of the pool
 constexpr int64_t kSegment = 256;  // positions in a segment: the unit of summation, at fixed places
+constexpr int64_t kItems = 32;     // queries that share a segment while it is in cache: the most that a unit has
 
 // The queries [first, first + items) of one sequence and one key/value head, counted as row * group + head of the group.
 struct Unit {

@@ -289,7 +289,7 @@ void block_rows(const Operands& o, int64_t block, int64_t row, int64_t rows, boo
 // two passes: so quantised rows are padded by up to three (`acts` holds that many more), whose sums are not stored.
 template <class V, Kind K, int C>
 void blocks_all_rows(const Operands& o, int64_t block, int64_t rows) {
-    constexpr int most = !is_float(K) ? V::rows : V::float_sums / C < 8 ? V::float_sums / C : 8;
+    constexpr int most = !is_float(K) ? V::rows : V::sums / C < 8 ? V::sums / C : 8;
     constexpr int64_t pad = is_float(K) ? 0 : V::rows < 8 ? 1 : 3;
     int64_t r = 0;
     if constexpr (most >= 16)
@@ -305,7 +305,7 @@ void blocks_all_rows(const Operands& o, int64_t block, int64_t rows) {
 template <class V, Kind K>
 void product_kind(const Operands& o, int64_t first, int64_t last, int64_t rows) {
     int64_t block = first;
-    if constexpr (is_float(K) && V::float_sums >= 8) {  // few rows: as many column blocks side by side as registers allow
+    if constexpr (is_float(K) && V::sums >= 8) {  // few rows: as many column blocks side by side as registers allow
         if (rows < 4)
             for (; block + 4 <= last; block += 4) blocks_all_rows<V, K, 4>(o, block, rows);
         else if (rows < 8)

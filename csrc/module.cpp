@@ -64,6 +64,17 @@ void bind_weights(nb::module_& m) {
     m.def("file_bytes", [](const std::string& kind, int64_t inputs) { return file_bytes(kind_named(kind), inputs); });
 }
 
+void bind_kv_pool(nb::module_& m) {
+    nb::class_<KvPool>(m, "KvPool")
+        .def("__init__", [](KvPool* self, const std::string& format, Address k, Address v, Address scale_k, Address scale_v) {
+            const char* names[] = {"float32", "bfloat16", "int8", "fp8"};
+            int found = 0;
+            while (found < 4 && format != names[found]) ++found;
+            if (found == 4) throw std::invalid_argument("no such format of keys and values: " + format);
+            new (self) KvPool{static_cast<KvFormat>(found), at<void>(k), at<void>(v), at<float>(scale_k), at<float>(scale_v)};
+        });
+}
+
 void bind_matrix_ops(nb::class_<Desk>& c) {
     c.def("linear", [](Desk& desk, const Packed& w, Address x, int64_t x_row, int64_t rows, Address out) {
         desk.submit("linear", [=, &ops = desk.ops, &w] { ops.linear(w, at<const float>(x), x_row, rows, at<float>(out)); });
@@ -71,22 +82,20 @@ void bind_matrix_ops(nb::class_<Desk>& c) {
     c.def("embed", [](Desk& desk, const Packed& w, Address ids, int64_t n, float scale, Address out) {
         desk.submit("embed", [=, &ops = desk.ops, &w] { ops.embed(w, at<const int32_t>(ids), n, scale, at<float>(out)); });
     });
-    c.def("attention", [](Desk& desk, Address q, int64_t q_row, int64_t q_head, Address pool_k, Address pool_v, bool bf16,
-                          Address table, int64_t table_row, Address row_starts, Address pos_starts, int64_t sequences,
-                          int64_t rows, int64_t heads, int64_t kv_heads, int64_t head_dim, float scale, int64_t window,
-                          float softcap, Address out) {
-        const Attention a{at<const float>(q), q_row, q_head, at<const void>(pool_k), at<const void>(pool_v), bf16,
-                          at<const int32_t>(table), table_row, at<const int32_t>(row_starts),
-                          at<const int32_t>(pos_starts), sequences, heads, kv_heads, head_dim, scale, window, softcap,
-                          at<float>(out)};
+    c.def("attention", [](Desk& desk, Address q, int64_t q_row, int64_t q_head, const KvPool& pool, Address table,
+                          int64_t table_row, Address row_starts, Address pos_starts, int64_t sequences, int64_t rows,
+                          int64_t heads, int64_t kv_heads, int64_t head_dim, float scale, int64_t window, float softcap,
+                          Address out) {
+        const Attention a{at<const float>(q), q_row, q_head, pool, at<const int32_t>(table), table_row,
+                          at<const int32_t>(row_starts), at<const int32_t>(pos_starts), sequences, heads, kv_heads, head_dim,
+                          scale, window, softcap, at<float>(out)};
         desk.submit("attention", [=, &ops = desk.ops] { ops.attention(a, rows); });
     });
     c.def("kv_write", [](Desk& desk, Address k, int64_t k_row, int64_t k_head, Address v, int64_t v_row, int64_t v_head,
-                         int64_t rows, int64_t kv_heads, int64_t head_dim, Address pool_k, Address pool_v, bool bf16,
-                         Address slots) {
+                         int64_t rows, int64_t kv_heads, int64_t head_dim, const KvPool& pool, Address slots) {
         desk.submit("kv_write", [=, &ops = desk.ops] {
             ops.kv_write(at<const float>(k), k_row, k_head, at<const float>(v), v_row, v_head, rows, kv_heads, head_dim,
-                         at<void>(pool_k), at<void>(pool_v), bf16, at<const int32_t>(slots));
+                         pool, at<const int32_t>(slots));
         });
     });
 }
@@ -265,6 +274,7 @@ NB_MODULE(_native, m) {
     nb::set_leak_warnings(false);  // an engine that lives until the interpreter ends is no fault
     auto ops = nb::class_<Desk>(m, "Ops");
     bind_weights(m);
+    bind_kv_pool(m);
     ops.def("__init__", [](Desk* self, const std::string& isa, int threads) {
         const Kernels* kernels = find_kernels(isa.c_str());
         if (!kernels) throw std::invalid_argument("no such instruction set here: " + isa);

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "kv_store.h"
+
 namespace obole {
 
 namespace {
@@ -17,25 +19,14 @@ constexpr int64_t kPanelBytes = 512 << 10;  // activations of the rows done toge
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-uint16_t to_bf16(float x) {
-    uint32_t bits;
-    std::memcpy(&bits, &x, 4);
-    if ((bits & 0x7fffffff) > 0x7f800000) return static_cast<uint16_t>(bits >> 16 | 0x40);
-    return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
-void put(float* p, float x) { *p = x; }
-void put(uint16_t* p, float x) { *p = to_bf16(x); }
-
-template <class T>
-void write_row(const float* k, int64_t k_head, const float* v, int64_t v_head, int64_t kv_heads, int64_t head_dim, T* pool_k,
-               T* pool_v, int64_t slot) {
+template <class Store>
+void write_row(const Store& store, const float* k, int64_t k_head, const float* v, int64_t v_head, int64_t kv_heads,
+               int64_t head_dim, int64_t slot) {
     const int64_t block = slot / kBlock, offset = slot % kBlock, size = head_dim * kBlock;
     for (int64_t h = 0; h < kv_heads; ++h) {
-        T* to_k = pool_k + (block * kv_heads + h) * size + offset;
-        T* to_v = pool_v + (block * kv_heads + h) * size + offset * head_dim;
-        for (int64_t d = 0; d < head_dim; ++d) put(to_k + d * kBlock, k[h * k_head + d]);
-        for (int64_t d = 0; d < head_dim; ++d) put(to_v + d, v[h * v_head + d]);
+        const int64_t head = block * kv_heads + h;
+        store.key(k + h * k_head, head_dim, head * size + offset, head * kBlock + offset);
+        store.value(v + h * v_head, head_dim, head * size + offset * head_dim, head * kBlock + offset);
     }
 }
 
@@ -129,20 +120,19 @@ void Ops::rope(float* x, int64_t rows, int64_t x_row, int64_t heads, int64_t x_h
 }
 
 void Ops::kv_write(const float* k, int64_t k_row, int64_t k_head, const float* v, int64_t v_row, int64_t v_head,
-                   int64_t rows, int64_t kv_heads, int64_t head_dim, void* pool_k, void* pool_v, bool bf16,
-                   const int32_t* slots) {
-    over_rows(rows, 2 * kv_heads * head_dim, [&](int64_t first, int64_t last) {
-        for (int64_t r = first; r < last; ++r) {
-            const float* from_k = k + r * k_row;
-            const float* from_v = v + r * v_row;
-            if (bf16)
-                write_row(from_k, k_head, from_v, v_head, kv_heads, head_dim, static_cast<uint16_t*>(pool_k),
-                          static_cast<uint16_t*>(pool_v), slots[r]);
-            else
-                write_row(from_k, k_head, from_v, v_head, kv_heads, head_dim, static_cast<float*>(pool_k),
-                          static_cast<float*>(pool_v), slots[r]);
-        }
-    });
+                   int64_t rows, int64_t kv_heads, int64_t head_dim, const KvPool& pool, const int32_t* slots) {
+    const auto write = [&](const auto& store) {
+        over_rows(rows, 2 * kv_heads * head_dim, [&](int64_t first, int64_t last) {
+            for (int64_t r = first; r < last; ++r)
+                write_row(store, k + r * k_row, k_head, v + r * v_row, v_head, kv_heads, head_dim, slots[r]);
+        });
+    };
+    switch (pool.format) {
+        case KvFormat::F32: return write(Rounded<float>(pool));
+        case KvFormat::BF16: return write(Rounded<Bf16>(pool));
+        case KvFormat::INT8: return write(Scaled<Int8>(pool));
+        case KvFormat::FP8: return write(Scaled<E4m3>(pool));
+    }
 }
 
 void Ops::gated(bool silu, const float* x, int64_t x_row, int64_t rows, int64_t n, float* out) {

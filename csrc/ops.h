@@ -30,7 +30,7 @@ public:
     void rope(float* x, int64_t rows, int64_t x_row, int64_t heads, int64_t x_head, int64_t half, const int32_t* positions,
               const float* cos, const float* sin);
     void kv_write(const float* k, int64_t k_row, int64_t k_head, const float* v, int64_t v_row, int64_t v_head, int64_t rows,
-                  int64_t kv_heads, int64_t head_dim, void* pool_k, void* pool_v, bool bf16, const int32_t* slots);
+                  int64_t kv_heads, int64_t head_dim, const KvPool& pool, const int32_t* slots);
     // Throws std::invalid_argument where row_starts, pos_starts and the table do not fit together.
     void attention(const Attention& a, int64_t rows);
     void gated(bool silu, const float* x, int64_t x_row, int64_t rows, int64_t n, float* out);

@@ -17,7 +17,7 @@ struct Avx2 {
         __m256i lo, hi;
     };
     static constexpr int rows = 16;  // of a pass over quantised weights, at most
-    static constexpr int float_sums = 4;  // of a register tile of the product of unquantised weights
+    static constexpr int sums = 4;  // that registers have room for, beside what goes into them
     static constexpr bool paired = true;
     static constexpr const char* name = "avx2";
 
@@ -80,11 +80,6 @@ struct Avx2 {
         const __m128i* h = static_cast<const __m128i*>(p);
         return {widen(_mm_loadu_si128(h)), widen(_mm_loadu_si128(h + 1))};
     }
-    static F bf16n(const void* p, int64_t n) {
-        uint16_t x[16] = {};
-        std::memcpy(x, p, 2 * n);
-        return bf16(x);
-    }
     static F u8(const void* p) {
         const __m128i x = _mm_loadu_si128(static_cast<const __m128i*>(p));
         return cvt({_mm256_cvtepu8_epi32(x), _mm256_cvtepu8_epi32(_mm_unpackhi_epi64(x, x))});
@@ -92,6 +87,11 @@ struct Avx2 {
     static F i8(const void* p) {
         const __m128i x = _mm_loadu_si128(static_cast<const __m128i*>(p));
         return cvt({_mm256_cvtepi8_epi32(x), _mm256_cvtepi8_epi32(_mm_unpackhi_epi64(x, x))});
+    }
+    static F e4m3(const void* p) {
+        const __m256i x = _mm256_cvtepi8_epi16(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+        const __m256i h = _mm256_and_si256(_mm256_slli_epi16(x, 7), _mm256_set1_epi16(static_cast<short>(0xbfff)));
+        return {_mm256_cvtph_ps(_mm256_castsi256_si128(h)), _mm256_cvtph_ps(_mm256_extracti128_si256(h, 1))};
     }
 
     static I izero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }

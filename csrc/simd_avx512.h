@@ -13,7 +13,7 @@ struct Avx512 {
     using F = __m512;
     using I = __m512i;
     static constexpr int rows = 16;  // of a pass over quantised weights, at most
-    static constexpr int float_sums = 16;  // of a register tile of the product of unquantised weights
+    static constexpr int sums = 16;  // that registers have room for, beside what goes into them
     static constexpr bool paired = false;
     static constexpr const char* name = "avx512vnni";
 
@@ -57,12 +57,15 @@ struct Avx512 {
     }
     static F half(const void* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p))); }
     static F bf16(const void* p) { return widen(_mm256_loadu_si256(static_cast<const __m256i*>(p))); }
-    static F bf16n(const void* p, int64_t n) { return widen(_mm256_maskz_loadu_epi16(lanes(n), p)); }
     static F u8(const void* p) {
         return cvt(_mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p))));
     }
     static F i8(const void* p) {
         return cvt(_mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p))));
+    }
+    static F e4m3(const void* p) {
+        const __m256i x = _mm256_cvtepi8_epi16(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+        return _mm512_cvtph_ps(_mm256_and_si256(_mm256_slli_epi16(x, 7), _mm256_set1_epi16(static_cast<short>(0xbfff))));
     }
 
     static I izero() { return _mm512_setzero_si512(); }

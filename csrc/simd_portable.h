@@ -1,7 +1,8 @@
 // 16 lanes in plain C++ with the vector extensions of GCC and Clang: runs on any processor, and defines what the others do.
 //
 // Every type of simd_*.h offers the same functions, which give the same bits. F: 16 floats; I: 16 int32, or 64 bytes.
-//   loadn, storen, bf16n    only the first n lanes; the others are 0, or left alone
+//   loadn, storen           only the first n lanes; the others are 0, or left alone
+//   e4m3                    256 times too small: 16 codes (8 bits) of that format, as if their exponents were those of halves
 //   fma, fnma               a*b + c, c - a*b, rounded once
 //   max, min                a > b ? a : b, so that a NaN in b comes through and one in a does not
 //   hsum, hmax              lanes i and i+8 first, then i+4, i+2, i+1
@@ -21,7 +22,7 @@ struct Portable {
     typedef float F __attribute__((vector_size(64), aligned(64)));
     typedef int32_t I __attribute__((vector_size(64), aligned(64)));
     static constexpr int rows = 4;  // of a pass over quantised weights, at most
-    static constexpr int float_sums = 4;  // of a register tile of the product of unquantised weights
+    static constexpr int sums = 4;  // that registers have room for, beside what goes into them
     static constexpr bool paired = false;
     static constexpr const char* name = "portable";
 
@@ -81,10 +82,9 @@ struct Portable {
         for (int i = 0; i < 16; ++i) x[i] = half1(h[i]);
         return x;
     }
-    static F bf16(const void* p) { return bf16n(p, 16); }
-    static F bf16n(const void* p, int64_t n) {
-        uint16_t b[16] = {};
-        std::memcpy(b, p, 2 * n);
+    static F bf16(const void* p) {
+        uint16_t b[16];
+        std::memcpy(b, p, sizeof b);
         F x;
         for (int i = 0; i < 16; ++i) x[i] = from_bits(static_cast<uint32_t>(b[i]) << 16);
         return x;
@@ -97,6 +97,14 @@ struct Portable {
     static F i8(const void* p) {
         F x;
         for (int i = 0; i < 16; ++i) x[i] = static_cast<float>(static_cast<const int8_t*>(p)[i]);
+        return x;
+    }
+    static F e4m3(const void* p) {
+        F x;
+        for (int i = 0; i < 16; ++i) {
+            const uint32_t code = static_cast<const uint8_t*>(p)[i];
+            x[i] = half1(static_cast<uint16_t>((code & 0x80) << 8 | (code & 0x7f) << 7));
+        }
         return x;
     }
 

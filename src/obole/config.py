@@ -141,7 +141,7 @@ class EngineConfig:
     kv_device: int | None = None  # bytes of the KV pool; None: from free memory
     kv_ram: int | None = None  # bytes of memory for blocks that the pool has given up; None: none
     kv_ssd: str | None = None  # "DIR:SIZE", a folder for blocks and the bytes it may take; None: none
-    kv_dtype: str = "auto"  # "float32", "bfloat16"; auto: float32 for float32 checkpoints, else bfloat16
+    kv_dtype: str = "auto"  # "float32", "bfloat16", "int8", "fp8"; auto: float32 for float32 checkpoints, else bfloat16
     max_context: int | None = None  # None: what the model was made for
     threads: int | None = None  # None: the processors this process may use
     kernels: str = "auto"  # "native", "reference"; auto: native
@@ -155,7 +155,7 @@ class EngineConfig:
     scheduler: SchedulerConfig = SchedulerConfig()
 
     def __post_init__(self) -> None:
-        _choice("kv_dtype", self.kv_dtype, ("auto", "float32", "bfloat16"))
+        _choice("kv_dtype", self.kv_dtype, ("auto", "float32", "bfloat16", "int8", "fp8"))
         _choice("speculate", self.speculate, SPECULATE)
         if self.draft is not None and not isinstance(self.draft, str):
             raise ConfigError(f"draft must be the name of a model, not {self.draft!r}.")

@@ -24,7 +24,7 @@ def write_tiny(folder: Path, arch: str, **overrides: Any) -> Path:
 
 def pool_bytes(folder: Path, blocks: int, dtype: str = "float32") -> int:
     """What `kv_device` must be for a pool of so many blocks."""
-    import torch
+    from obole.kernels.ops import KV_FORMATS
 
     spec = cache_spec(open_checkpoint(folder).config)
-    return blocks * KVPool.bytes_per_block(spec, group_layers(spec), getattr(torch, dtype))
+    return blocks * KVPool.bytes_per_block(spec, group_layers(spec), KV_FORMATS[dtype])

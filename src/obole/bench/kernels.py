@@ -21,7 +21,7 @@ from obole.bench.samples import Report, Samples, silent
 from obole.config import BLOCK_SIZE
 from obole.errors import InvalidRequest
 from obole.kernels.formats import BLOCKS
-from obole.kernels.ops import Linear, Ops, Recording
+from obole.kernels.ops import KV, Linear, Ops, Recording
 from obole.types import WeightTensor
 
 QUANTISED = tuple(kind for kind in BLOCKS if kind.startswith("Q"))
@@ -170,7 +170,7 @@ def _attention(ops: Ops, context: int, repeat: int) -> KernelRow:
     bytes_each = 2 * blocks * KV_HEADS * HEAD_DIM * BLOCK_SIZE * 2
     copies = min(copies_for(bytes_each), 32)  # of a short context no more than a model has layers: those do stay cached
     pools = [
-        (
+        KV(
             torch.randn(blocks, KV_HEADS, HEAD_DIM, BLOCK_SIZE).to(torch.bfloat16),
             torch.randn(blocks, KV_HEADS, BLOCK_SIZE, HEAD_DIM).to(torch.bfloat16),
         )
@@ -182,8 +182,8 @@ def _attention(ops: Ops, context: int, repeat: int) -> KernelRow:
     pos_starts = torch.tensor([context - 1], dtype=torch.int32)
 
     def run() -> tuple[torch.Tensor, ...]:
-        for keys, values in pools:
-            ops.attention(q, keys, values, table, row_starts, pos_starts, HEAD_DIM**-0.5, None, None)
+        for kv in pools:
+            ops.attention(q, kv, table, row_starts, pos_starts, HEAD_DIM**-0.5, None, None)
         return ()
 
     seconds = measure(ops.record(run), copies, repeat)
@@ -209,13 +209,15 @@ def _row_operations(ops: Ops, rows: int, shape: Shape, repeat: int) -> Iterator[
     positions = torch.arange(rows, dtype=torch.int32)
     kv = _activations(rows, KV_HEADS * HEAD_DIM).view(rows, KV_HEADS, HEAD_DIM)
     blocks = -(-rows // BLOCK_SIZE)
-    pool_k = torch.zeros(blocks, KV_HEADS, HEAD_DIM, BLOCK_SIZE, dtype=torch.bfloat16)
-    pool_v = torch.zeros(blocks, KV_HEADS, BLOCK_SIZE, HEAD_DIM, dtype=torch.bfloat16)
+    pool = KV(
+        torch.zeros(blocks, KV_HEADS, HEAD_DIM, BLOCK_SIZE, dtype=torch.bfloat16),
+        torch.zeros(blocks, KV_HEADS, BLOCK_SIZE, HEAD_DIM, dtype=torch.bfloat16),
+    )
     calls: tuple[tuple[str, str, Callable[[], object]], ...] = (
         ("rms_norm", f"{shape.inputs}", lambda: ops.rms_norm(hidden, norm, 1e-6)),
         ("add_rms_norm", f"{shape.inputs}", lambda: ops.add_rms_norm(hidden, residual, norm, 1e-6)),
         ("rope", f"{HEADS} heads, {HEAD_DIM} wide", lambda: ops.rope_(heads, positions, cos, sin)),
-        ("kv_write", f"{KV_HEADS} heads, {HEAD_DIM} wide", lambda: ops.kv_write(kv, kv, pool_k, pool_v, positions)),
+        ("kv_write", f"{KV_HEADS} heads, {HEAD_DIM} wide", lambda: ops.kv_write(kv, kv, pool, positions)),
         ("silu_mul", f"2 x {shape.outputs}", lambda: ops.silu_mul(gate_up)),
         ("gelu_tanh_mul", f"2 x {shape.outputs}", lambda: ops.gelu_tanh_mul(gate_up)),
         ("argmax", f"{VOCABULARY}", lambda: ops.argmax(logits)),

@@ -11,6 +11,7 @@ import torch
 from obole.cache.spec import CacheGroup, CacheSpec
 from obole.config import BLOCK_SIZE
 from obole.errors import ModelError
+from obole.kernels.ops import KV, has_scales
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Rows = np.ndarray[Any, np.dtype[np.void]]
@@ -19,11 +20,12 @@ BATCH_BYTES = 1 << 20  # moved at a time between the pool and rows of bytes, so 
 
 
 class KVPool:
-    """For each slot, i.e. each layer of the largest group, one tensor of keys and one of values over all blocks.
+    """For each slot, i.e. each layer of the largest group, the tensors of `KV` over all blocks.
 
     Keys (num_blocks, kv_heads, head_dim, 16): transposed, so that one block times a query is 16 lanes side by side;
-    values (num_blocks, kv_heads, 16, head_dim). Layer `group.layers[i]` uses slot i, at the block ids of its group. The
-    memory is not touched here, so the system provides a page when it is first written.
+    values (num_blocks, kv_heads, 16, head_dim); in int8 and fp8 also the scales of both, (num_blocks, kv_heads, 16). Layer
+    `group.layers[i]` uses slot i, at the block ids of its group. The memory is not touched here, so the system provides a
+    page when it is first written.
     """
 
     def __init__(self, spec: CacheSpec, groups: tuple[CacheGroup, ...], num_blocks: int, dtype: torch.dtype) -> None:
@@ -31,23 +33,22 @@ class KVPool:
         slots = max(len(group.layers) for group in groups)
         self.num_blocks = num_blocks
         self.dtype = dtype
-        self._keys = [torch.empty(num_blocks, heads, dim, BLOCK_SIZE, dtype=dtype) for _ in range(slots)]
-        self._values = [torch.empty(num_blocks, heads, BLOCK_SIZE, dim, dtype=dtype) for _ in range(slots)]
+        self._slots = [_slot(num_blocks, heads, dim, dtype) for _ in range(slots)]
+        self._tensors = [tensor for slot in self._slots for tensor in slot if tensor is not None]  # each (num_blocks, ...)
         self._place = {layer: (slot, g) for g, group in enumerate(groups) for slot, layer in enumerate(group.layers)}
 
     @staticmethod
     def bytes_per_block(spec: CacheSpec, groups: tuple[CacheGroup, ...], dtype: torch.dtype) -> int:
-        heads, dim = _shape(spec)
-        return max(len(group.layers) for group in groups) * 2 * heads * dim * BLOCK_SIZE * dtype.itemsize
+        return max(len(group.layers) for group in groups) * BLOCK_SIZE * bytes_per_token(*_shape(spec), dtype)
 
     @property
     def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self._keys + self._values)
+        return sum(tensor.nbytes for tensor in self._tensors)
 
-    def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """Keys, values and cache group of a layer."""
+    def layer(self, index: int) -> tuple[KV, int]:
+        """Keys and values of a layer, and its cache group."""
         slot, group = self._place[index]
-        return self._keys[slot], self._values[slot], group
+        return self._slots[slot], group
 
     def copy(self, copies: list[tuple[int, int]]) -> None:
         """Copy whole blocks, (from, to), one after the other: all layers of a group at once."""
@@ -57,7 +58,7 @@ class KVPool:
         independent = len({*sources, *targets}) == len(set(sources)) + len(targets)
         for batch in [copies] if independent else [[copy] for copy in copies]:
             source, target = (torch.tensor(ids) for ids in zip(*batch, strict=True))
-            for tensor in self._keys + self._values:
+            for tensor in self._tensors:
                 tensor[target] = tensor[source]
 
     @property
@@ -91,12 +92,25 @@ class KVPool:
         """For each tensor, its part of a block's bytes, and its blocks as opaque elements: numpy moves these several times
         faster than torch does rows of bytes."""
         columns, start = [], 0
-        for tensor in self._keys + self._values:
+        for tensor in self._tensors:
             size = tensor.nbytes // self.num_blocks
             rows = tensor.view(torch.uint8).view(self.num_blocks, -1).numpy().view(f"V{size}")[:, 0]
             columns.append((slice(start, start + size), rows))
             start += size
         return columns
+
+
+def bytes_per_token(kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
+    """Of one layer: keys, values and their scales."""
+    return 2 * kv_heads * (head_dim * dtype.itemsize + (torch.float32.itemsize if has_scales(dtype) else 0))
+
+
+def _slot(num_blocks: int, heads: int, dim: int, dtype: torch.dtype) -> KV:
+    keys = torch.empty(num_blocks, heads, dim, BLOCK_SIZE, dtype=dtype)
+    values = torch.empty(num_blocks, heads, BLOCK_SIZE, dim, dtype=dtype)
+    if not has_scales(dtype):
+        return KV(keys, values)
+    return KV(keys, values, *(torch.empty(num_blocks, heads, BLOCK_SIZE) for _ in range(2)))
 
 
 def _shape(spec: CacheSpec) -> tuple[int, int]:

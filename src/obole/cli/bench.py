@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from obole.cli import bench_tables as tables
 from obole.cli.answering import open_engine
@@ -21,8 +23,21 @@ from obole.errors import InvalidRequest
 if TYPE_CHECKING:
     from obole.engine.engine import Engine
 
+COMMAND: ContextVar[tuple[str, ...]] = ContextVar("COMMAND", default=())  # the command that is run, with its options
+NOT_SETTINGS = ("--json", "--html", "--baseline", "--api-key")  # what a benchmark can be repeated without
+
+
+class Benchmarks(TyperGroup):
+    """The group of commands; it notes which one is run, so that its document can say so."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        COMMAND.set(settings_of(args))
+        return list(super().parse_args(ctx, args))
+
+
 bench = typer.Typer(
     name="bench",
+    cls=Benchmarks,
     help="Measure this machine, the kernels and whole steps. All tables give medians (lowest–highest).",
     no_args_is_help=True,
 )
@@ -47,6 +62,18 @@ def counts(option: str, text: str, least: int) -> list[int]:
     return found
 
 
+def settings_of(arguments: Sequence[str]) -> tuple[str, ...]:
+    """A command line without the names of files for results, and without keys."""
+    kept: list[str] = []
+    left = iter(arguments)
+    for one in left:
+        if one in NOT_SETTINGS:
+            next(left, None)
+        elif one.partition("=")[0] not in NOT_SETTINGS:
+            kept.append(one)
+    return tuple(kept)
+
+
 def check_file(as_json: str | None) -> None:
     """Refuse before anything is measured what cannot be written afterwards."""
     if as_json in (None, "-"):
@@ -59,7 +86,9 @@ def check_file(as_json: str | None) -> None:
 
 
 def show(as_json: str | None, document: dict[str, Any], table: Callable[[], None]) -> None:
-    """The table, unless the document takes its place on standard output; and the document to its file."""
+    """The table, unless the document takes its place on standard output; and the document, with the command that it is of,
+    to its file."""
+    document = {**document, "command": list(COMMAND.get())}
     if as_json == "-":
         print_json(document)
         return

@@ -93,7 +93,7 @@ ENGINE: Mapping[str, Help] = {
     "kv_device": Help("Memory for the KV pool.", unset="from free memory", metavar="SIZE", parser=parse_size),
     "kv_ram": Help("Memory for cached blocks that the KV pool gives up.", unset="none", metavar="SIZE", parser=parse_size),
     "kv_ssd": Help("Folder for cached blocks, and how large it may become.", unset="none", metavar="DIR:SIZE"),
-    "kv_dtype": Help("Format of cached keys and values: auto, float32 or bfloat16.", metavar="FORMAT"),
+    "kv_dtype": Help("Format of cached keys and values: auto, float32, bfloat16, int8 or fp8.", metavar="FORMAT"),
     "max_context": Help("Longest prompt and answer together, in tokens.", unset="what the model was made for"),
     "threads": Help("Processor threads.", unset="the processors at hand"),
     "kernels": Help("Implementation of the operations: auto, native or reference.", metavar="KIND"),

@@ -19,7 +19,7 @@ from obole.engine.runner import Runner
 from obole.engine.tiering import Tiering, open_tiering
 from obole.errors import ConfigError, ModelError
 from obole.kernels.dispatch import load_ops
-from obole.kernels.ops import Ops
+from obole.kernels.ops import KV_FORMATS, Ops
 from obole.models.loading import Progress
 from obole.scheduler.loading import Loader
 from obole.scheduler.scheduler import Scheduler
@@ -99,7 +99,7 @@ def describe(model: str, checkpoint: Checkpoint, core: Core, ops: Ops, load_seco
         weights_digest=checkpoint.digest.hex(),
         kernels=ops.name,
         threads=ops.threads,
-        kv_dtype=str(core.pool.dtype).removeprefix("torch."),
+        kv_dtype=next(name for name, dtype in KV_FORMATS.items() if dtype == core.pool.dtype),
         kv_bytes=core.pool.nbytes,
         kv_tokens=core.pool.num_blocks * BLOCK_SIZE // core.runner.num_groups,
         kv_bytes_per_token=sum(size for _, size in core.runner.kv_layers),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from obole.cache.managers import KVCacheManager
-from obole.cache.pool import KVPool
+from obole.cache.pool import KVPool, bytes_per_token
 from obole.cache.prefix import Value
 from obole.cache.spec import CacheSpec, group_layers
 from obole.config import BLOCK_SIZE, EngineConfig
@@ -16,7 +16,7 @@ from obole.engine.machine import available_memory, total_memory
 from obole.engine.runner import Runner
 from obole.engine.steps import Steps
 from obole.errors import ConfigError
-from obole.kernels.ops import Ops
+from obole.kernels.ops import KV_FORMATS, Ops
 from obole.layers.rope import context_limit
 from obole.models.loading import Loader, Progress
 from obole.models.registry import build_model, cache_spec
@@ -70,7 +70,7 @@ def kv_layers(spec: CacheSpec, dtype: torch.dtype) -> tuple[tuple[int | None, in
     """(window, bytes per token) of the layers that see the same window, summed."""
     totals: dict[int | None, int] = {}
     for layer in spec.layers:
-        totals[layer.window] = totals.get(layer.window, 0) + 2 * dtype.itemsize * layer.kv_heads * layer.head_dim
+        totals[layer.window] = totals.get(layer.window, 0) + bytes_per_token(layer.kv_heads, layer.head_dim, dtype)
     return tuple(totals.items())
 
 
@@ -88,7 +88,7 @@ def pick_kv_dtype(checkpoint: Checkpoint, config: EngineConfig) -> torch.dtype:
     if config.kv_dtype == "auto":
         exact = checkpoint.tensors["model.embed_tokens.weight"].kind == "F32"
         return torch.float32 if exact else torch.bfloat16
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.kv_dtype]
+    return KV_FORMATS[config.kv_dtype]
 
 
 def pool_bytes(checkpoint: Checkpoint, config: EngineConfig, tokens: int) -> int:

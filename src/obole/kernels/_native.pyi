@@ -14,6 +14,11 @@ class Packed:
     @property
     def nbytes(self) -> int: ...
 
+class KvPool:
+    """Where a layer's keys and values lie. `format`: float32, bfloat16, int8 or fp8; scales 0 for the first two."""
+
+    def __init__(self, format: str, k: int, v: int, scale_k: int, scale_v: int, /) -> None: ...
+
 class Tape:
     def __init__(self) -> None: ...
     def __len__(self) -> int: ...
@@ -40,12 +45,12 @@ class Ops:
     ) -> None: ...
     def kv_write(
         self, k: int, k_row: int, k_head: int, v: int, v_row: int, v_head: int, rows: int, kv_heads: int, head_dim: int,
-        pool_k: int, pool_v: int, bf16: bool, slots: int, /,
+        pool: KvPool, slots: int, /,
     ) -> None: ...  # fmt: skip
     def attention(
-        self, q: int, q_row: int, q_head: int, pool_k: int, pool_v: int, bf16: bool, table: int, table_row: int,
-        row_starts: int, pos_starts: int, sequences: int, rows: int, heads: int, kv_heads: int, head_dim: int,
-        scale: float, window: int, softcap: float, out: int, /,
+        self, q: int, q_row: int, q_head: int, pool: KvPool, table: int, table_row: int, row_starts: int, pos_starts: int,
+        sequences: int, rows: int, heads: int, kv_heads: int, head_dim: int, scale: float, window: int, softcap: float,
+        out: int, /,
     ) -> None: ...  # fmt: skip
     def gated(self, silu: bool, x: int, x_row: int, rows: int, n: int, out: int, /) -> None: ...
     def argmax(self, x: int, x_row: int, rows: int, n: int, out: int, /) -> None: ...

@@ -14,7 +14,7 @@ import torch
 from obole.errors import ConfigError
 from obole.kernels import _native
 from obole.kernels.arena import Arena, Place
-from obole.kernels.ops import Bias, Linear, Outputs, Read, ignored
+from obole.kernels.ops import KV, KV_FORMATS, Bias, Linear, Outputs, Read, has_scales, ignored
 from obole.kernels.packing import check_parts
 from obole.types import WeightTensor
 
@@ -25,8 +25,7 @@ NO_WINDOW = 1 << 40  # positions: more than any context
 
 _F32 = torch.float32
 _I32 = torch.int32
-_BF16 = torch.bfloat16
-_POOLS = (torch.float32, torch.bfloat16)
+_FORMATS = {dtype: name for name, dtype in KV_FORMATS.items()}
 
 
 class NativeLinear:
@@ -66,6 +65,27 @@ def _vector(op: str, name: str, x: torch.Tensor, n: int, dtype: torch.dtype) -> 
 
 def _empty(shape: Sequence[int], dtype: torch.dtype = _F32) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype)
+
+
+def _pool(op: str, kv: KV, heads: int, dim: int) -> _native.KvPool:
+    keys, values, key_scales, value_scales = kv
+    blocks = keys.shape[0]
+    if (
+        keys.shape[1:] != (heads, dim, 16)
+        or values.shape != (blocks, heads, 16, dim)
+        or keys.dtype not in _FORMATS
+        or values.dtype is not keys.dtype
+        or not keys.is_contiguous()
+        or not values.is_contiguous()
+    ):
+        raise _bad(op, f"contiguous pools (B, {heads}, {dim}, 16) and (B, {heads}, 16, {dim})", keys, values)
+    addresses = [0, 0]
+    if has_scales(keys.dtype):
+        for i, scales in enumerate((key_scales, value_scales)):
+            if scales is None or scales.shape != (blocks, heads, 16) or scales.dtype is not _F32 or not scales.is_contiguous():
+                raise _bad(op, f"contiguous float32 scales ({blocks}, {heads}, 16)", *(() if scales is None else (scales,)))
+            addresses[i] = scales.data_ptr()
+    return _native.KvPool(_FORMATS[keys.dtype], keys.data_ptr(), values.data_ptr(), *addresses)
 
 
 class NativeRecording:
@@ -184,25 +204,22 @@ class NativeOps:
             x.data_ptr(), shape[0], stride[0], shape[1], stride[1], half, where, cos.data_ptr(), sin.data_ptr()
         )  # fmt: skip
 
-    def kv_write(
-        self, k: torch.Tensor, v: torch.Tensor, pool_k: torch.Tensor, pool_v: torch.Tensor, slots: torch.Tensor
-    ) -> None:
+    def kv_write(self, k: torch.Tensor, v: torch.Tensor, kv: KV, slots: torch.Tensor) -> None:
         shape, k_stride, v_stride = k.shape, k.stride(), v.stride()
         if k.dtype is not _F32 or v.dtype is not _F32 or len(shape) != 3 or v.shape != shape or _scattered(k) or _scattered(v):
             raise _bad("kv_write", "k and v as float32 (R, KVH, hd), contiguous in the last dimension", k, v)
         rows, heads, dim = shape
-        self._check_pools("kv_write", pool_k, pool_v, heads, dim)
+        pool = _pool("kv_write", kv, heads, dim)
         where = _vector("kv_write", "slots", slots, rows, _I32)
         self._ops.kv_write(
             k.data_ptr(), k_stride[0], k_stride[1], v.data_ptr(), v_stride[0], v_stride[1], rows, heads, dim,
-            pool_k.data_ptr(), pool_v.data_ptr(), pool_k.dtype is _BF16, where,
+            pool, where,
         )  # fmt: skip
 
     def attention(
         self,
         q: torch.Tensor,
-        pool_k: torch.Tensor,
-        pool_v: torch.Tensor,
+        kv: KV,
         table: torch.Tensor,
         row_starts: torch.Tensor,
         pos_starts: torch.Tensor,
@@ -214,10 +231,10 @@ class NativeOps:
         if q.dtype is not _F32 or len(shape) != 3 or _scattered(q):
             raise _bad("attention", "q as float32 (R, H, hd), contiguous in the last dimension", q)
         rows, heads, dim = shape
-        kv_heads = pool_k.shape[1]
+        kv_heads = kv.keys.shape[1]
         if heads % kv_heads:
             raise ValueError(f"attention needs a multiple of {kv_heads} query heads, not {heads}.")
-        self._check_pools("attention", pool_k, pool_v, kv_heads, dim)
+        pool = _pool("attention", kv, kv_heads, dim)
         if table.dtype is not _I32 or table.dim() != 2 or not table.is_contiguous():
             raise _bad("attention", "the table as contiguous int32 (S, blocks)", table)
         sequences = table.shape[0]
@@ -225,8 +242,8 @@ class NativeOps:
             raise ValueError(f"attention needs a window of at least 1, not {window}.")
         out = self._new((rows, heads * dim))
         self._ops.attention(
-            q.data_ptr(), stride[0], stride[1], pool_k.data_ptr(), pool_v.data_ptr(), pool_k.dtype is _BF16,
-            table.data_ptr(), table.shape[1], _vector("attention", "row_starts", row_starts, sequences + 1, _I32),
+            q.data_ptr(), stride[0], stride[1], pool, table.data_ptr(), table.shape[1],
+            _vector("attention", "row_starts", row_starts, sequences + 1, _I32),
             _vector("attention", "pos_starts", pos_starts, sequences, _I32), sequences, rows, heads, kv_heads, dim,
             scale, window or NO_WINDOW, softcap or 0.0, out.data_ptr(),
         )  # fmt: skip
@@ -276,15 +293,3 @@ class NativeOps:
         ):
             raise _bad(op, "two float32 (R, D) of the same shape", x, residual)
         return x.shape[0], x.shape[1]
-
-    @staticmethod
-    def _check_pools(op: str, pool_k: torch.Tensor, pool_v: torch.Tensor, heads: int, dim: int) -> None:
-        if (
-            pool_k.shape[1:] != (heads, dim, 16)
-            or pool_v.shape != (pool_k.shape[0], heads, 16, dim)
-            or pool_k.dtype not in _POOLS
-            or pool_v.dtype is not pool_k.dtype
-            or not pool_k.is_contiguous()
-            or not pool_v.is_contiguous()
-        ):
-            raise _bad(op, f"contiguous pools (B, {heads}, {dim}, 16) and (B, {heads}, 16, {dim})", pool_k, pool_v)

@@ -12,7 +12,7 @@ R rows, S sequences, H heads, KVH key/value heads, hd head dimension, P position
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -25,6 +25,29 @@ Read = Callable[[int], None]
 
 def ignored(_nbytes: int) -> None:
     """Nobody wants to know what has been read."""
+
+
+# How keys and values are stored, by the name of the format. The last two have a scale for each vector.
+KV_FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
+
+
+def has_scales(dtype: torch.dtype) -> bool:
+    return dtype.itemsize == 1
+
+
+class KV(NamedTuple):
+    """The pool's keys and values of one layer: (blocks, KVH, hd, 16) and (blocks, KVH, 16, hd) in a format of `KV_FORMATS`.
+
+    int8 and fp8 are codes, with float32 scales (blocks, KVH, 16) for the keys and for the values, one for each vector, i.e.
+    one token's key or value of one head: x is stored as x / scale, rounded to nearest, ties to even, with scale the largest
+    magnitude / 127 (int8) or / 448 (fp8, e4m3). A vector whose scale would be no normal number is stored as zeros, its scale
+    0; one that holds a NaN or an infinity has the scale NaN, and codes 0.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    key_scales: torch.Tensor | None = None
+    value_scales: torch.Tensor | None = None
 
 
 class Linear(Protocol):
@@ -87,17 +110,13 @@ class Ops(Protocol):
         """Rotate (R, H, hd) in place: (x1 cos - x2 sin, x2 cos + x1 sin), halves x1 and x2, tables (P, hd / 2) in
         float32, positions int32 (R,)."""
 
-    def kv_write(
-        self, k: torch.Tensor, v: torch.Tensor, pool_k: torch.Tensor, pool_v: torch.Tensor, slots: torch.Tensor
-    ) -> None:
-        """Put rows (R, KVH, hd) into pools (blocks, KVH, hd, 16) and (blocks, KVH, 16, hd), float32 or bfloat16 (rounded
-        to nearest, ties to even); slot = block * 16 + offset, int32 (R,)."""
+    def kv_write(self, k: torch.Tensor, v: torch.Tensor, kv: KV, slots: torch.Tensor) -> None:
+        """Put rows (R, KVH, hd) into the pool, rounded to nearest, ties to even; slot = block * 16 + offset, int32 (R,)."""
 
     def attention(
         self,
         q: torch.Tensor,
-        pool_k: torch.Tensor,
-        pool_v: torch.Tensor,
+        kv: KV,
         table: torch.Tensor,
         row_starts: torch.Tensor,
         pos_starts: torch.Tensor,
@@ -107,7 +126,7 @@ class Ops(Protocol):
     ) -> torch.Tensor:
         """(R, H, hd) -> (R, H * hd). Rows row_starts[s] to row_starts[s + 1] are sequence s at positions pos_starts[s] on;
         position p sees the positions p - window + 1 to p. table: int32 (S, blocks); what lies outside the visible
-        positions is never read and may be anything, -1 in the table included."""
+        positions never counts and may be anything, -1 in the table included."""
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """(R, 2F) -> (R, F): silu(gate) * up."""

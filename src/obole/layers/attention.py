@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from obole.config import ModelConfig
-from obole.kernels.ops import Ops
+from obole.kernels.ops import KV, Ops
 from obole.layers.batch import Batch
 from obole.layers.rope import RopeTable
 
@@ -42,7 +42,7 @@ def attend(
     norms: tuple[torch.Tensor, torch.Tensor] | None,  # per-head weights for q and k, (head_dim,) each
     rope: RopeTable,
     batch: Batch,
-    cache: tuple[torch.Tensor, torch.Tensor, int],  # the layer's pools of keys and values, and its cache group
+    cache: tuple[KV, int],  # the layer's keys and values, and its cache group
 ) -> torch.Tensor:
     """Returns (R, heads * head_dim). Writes the rows' keys and values into the pool first."""
     h, kv, d = shape.heads, shape.kv_heads, shape.head_dim
@@ -53,8 +53,8 @@ def attend(
         k = ops.rms_norm(k, norms[1], shape.eps)
     ops.rope_(q, batch.positions, rope.cos, rope.sin)
     ops.rope_(k, batch.positions, rope.cos, rope.sin)
-    pool_k, pool_v, group = cache
-    ops.kv_write(k, v, pool_k, pool_v, batch.slots[group])
+    kv_pool, group = cache
+    ops.kv_write(k, v, kv_pool, batch.slots[group])
     return ops.attention(
-        q, pool_k, pool_v, batch.tables[group], batch.row_starts, batch.pos_starts, shape.scale, shape.window, shape.softcap
+        q, kv_pool, batch.tables[group], batch.row_starts, batch.pos_starts, shape.scale, shape.window, shape.softcap
     )

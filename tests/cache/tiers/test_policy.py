@@ -247,7 +247,7 @@ def test_what_is_held_goes_last(steps):
 
 
 def test_the_log_gives_up_copies_and_keeps_what_only_it_has():
-    log = LogPolicy(share=0.25, rounds=2)
+    log = LogPolicy(100, share=0.25, rounds=2)
     log.rose(b"above")
     assert not log.main(b"above")
     assert log.main(b"new")
@@ -263,7 +263,7 @@ def test_the_log_gives_up_copies_and_keeps_what_only_it_has():
 
 
 def test_the_log_keeps_what_is_held_while_it_can():
-    log = LogPolicy()
+    log = LogPolicy(100)
     log.hold(b"a", 10.0)
     assert log.survives(b"a", True, 5.0)
     assert not log.survives(b"a", True, 5.0, honour_holds=False)
@@ -272,7 +272,29 @@ def test_the_log_keeps_what_is_held_while_it_can():
 
 
 def test_the_log_remembers_so_many_keys_and_no_more():
-    log = LogPolicy(limit=3)
+    log = LogPolicy(1)
     for number in range(9):
         log.rose(b"%d" % number)
-    assert [number for number in range(9) if not log.main(b"%d" % number)] == [6, 7, 8]
+    assert [number for number in range(9) if not log.main(b"%d" % number)] == [5, 6, 7, 8]
+
+
+def test_a_log_that_finds_nothing_because_all_comes_back_too_late_becomes_selective():
+    log = LogPolicy(10)
+    keys = [b"%d" % number for number in range(10)]
+    for key in keys:
+        assert log.sank(key)
+        assert not log.survives(key, True, 0.0)
+    assert not log.selective
+    for key in keys[:4]:
+        log.missed(key)
+    assert log.selective
+    assert log.sank(keys[0])  # it came back
+    assert not log.sank(b"new")
+    log.hold(b"held", 1.0)
+    assert log.sank(b"held")
+    log.missed(b"new")
+    assert log.sank(b"new")
+    for _ in range(20):
+        log.hit(keys[0])
+    assert not log.selective
+    assert log.sank(b"newer")

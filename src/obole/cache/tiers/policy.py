@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 Key = bytes
 MAX_COUNT = 3  # uses that S3-FIFO remembers of a key
+MEMORIES = 4  # keys of which a log remembers something, for each that it holds
+
+V = TypeVar("V")
 
 
 class Policy(Protocol):
@@ -300,29 +303,54 @@ class LogPolicy:
     """For a log of segments in two queues, which are given up whole, the oldest first; what survives is written again.
 
     The queue of copies takes what is written while a faster tier has it too, so that it outlives the process. Nothing is
-    lost by giving up such a copy as long as its key is above, and it has left no later than when the faster tiers gave it up:
-    then it survives into the main queue. The main queue is a clock: what was used survives as many rounds, at most `rounds`.
+    lost by giving up such a copy as long as its key is above, and it sinks when the faster tiers give it up: then it
+    survives into the main queue. The main queue is a clock: what was used survives as many rounds, at most `rounds`.
 
     So the tiers together hold nearly as many different blocks as their sizes add up to, and the newest are on disk besides:
     the copies may take a `share` of the log, and as much more as is not needed yet.
+
+    Where blocks come back only after they were given up, a queue finds none of them, however recent; then the log is selective:
+    it takes only what was used before, or came back, and so keeps a part for good. It is so while more than `thrash` times
+    as many blocks come back too late as are found. Source: the ghost queue of S3-FIFO, with the faster tiers for its small one.
     """
 
-    def __init__(self, share: float = 0.03, rounds: int = 2, limit: int = 1 << 20) -> None:
+    def __init__(self, capacity: int, share: float = 0.03, rounds: int = 2, thrash: float = 0.5) -> None:
+        self._capacity = capacity  # keys that fit the log, about
         self._share = share
         self._rounds = rounds
-        self._limit = limit  # of keys remembered in any respect; the oldest memories go
-        self._above: dict[Key, None] = {}
-        self._count: dict[Key, int] = {}
-        self._until: dict[Key, float] = {}
+        self._thrash = thrash
+        self._above: OrderedDict[Key, None] = OrderedDict()
+        self._count: OrderedDict[Key, int] = OrderedDict()
+        self._until: OrderedDict[Key, float] = OrderedDict()
+        self._ghost: OrderedDict[Key, bool] = OrderedDict()  # given up or not taken; True: came back since
+        self._found = self._late = 0.0  # blocks found, and that came back too late, the older ones fading
+        self._sunk = 0
+
+    @property
+    def selective(self) -> bool:
+        return self._late > self._thrash * self._found
 
     def rose(self, key: Key) -> None:
         """A faster tier has it from now on."""
-        self._above[key] = None
-        _trim(self._above, self._limit)
+        _remember(self._above, key, None, MEMORIES * self._capacity)
 
-    def sank(self, key: Key) -> None:
-        """No faster tier has it any more."""
+    def missed(self, key: Key) -> None:
+        """It was looked for and had to be computed."""
+        if key in self._ghost:
+            self._late += 1
+            _remember(self._ghost, key, True, self._capacity)
+
+    def sank(self, key: Key) -> bool:
+        """No faster tier has it any more. False where the log will not have it either."""
+        self._sunk += 1
+        if self._sunk > self._capacity // 2:
+            self._sunk, self._found, self._late = 0, self._found / 2, self._late / 2
+        returned = self._ghost.pop(key, False)
+        if self.selective and not (returned or key in self._count or key in self._until):
+            _remember(self._ghost, key, False, self._capacity)
+            return False
         self._above.pop(key, None)
+        return True
 
     def main(self, key: Key) -> bool:
         """Whether a new record goes to the main queue."""
@@ -330,18 +358,16 @@ class LogPolicy:
 
     def hit(self, key: Key) -> None:
         """It was found again, here or above."""
-        self._count[key] = min(self._count.get(key, 0) + 1, self._rounds)
-        _trim(self._count, self._limit)
+        self._found += 1
+        _remember(self._count, key, min(self._count.get(key, 0) + 1, self._rounds), MEMORIES * self._capacity)
 
     def hold(self, key: Key, until: float) -> None:
-        self._until[key] = max(until, self._until.get(key, until))
-        _trim(self._until, self._limit)
+        _remember(self._until, key, max(until, self._until.get(key, until)), MEMORIES * self._capacity)
 
     def forget(self, key: Key) -> None:
         """A key that goes for another reason, without a trace."""
-        self._above.pop(key, None)
-        self._count.pop(key, None)
-        self._until.pop(key, None)
+        for memories in (self._above, self._count, self._until, self._ghost):
+            memories.pop(key, None)
 
     def gives_copies(self, copies: int, main: int) -> bool:
         """Whether the queue of copies is the one to give up a segment, the queues being of these sizes."""
@@ -356,17 +382,23 @@ class LogPolicy:
             return True
         if key in self._above:
             return False
-        count = self._count.pop(key, 0)
-        if main and count > 1:
-            self._count[key] = count - 1
-        elif not main and count:
-            self._count[key] = count
-        if main and not count:
+        count = self._count.get(key, 0)
+        if not main:
+            return True
+        if not count:
             self._until.pop(key, None)
+            _remember(self._ghost, key, False, self._capacity)
             return False
+        if count > 1:
+            self._count[key] = count - 1
+        else:
+            del self._count[key]
         return True
 
 
-def _trim(memories: dict[Key, None] | dict[Key, int] | dict[Key, float], limit: int) -> None:
+def _remember(memories: OrderedDict[Key, V], key: Key, value: V, limit: int) -> None:
+    """The newest memories, at most so many."""
+    memories[key] = value
+    memories.move_to_end(key)
     while len(memories) > limit:
-        del memories[next(iter(memories))]
+        memories.popitem(last=False)

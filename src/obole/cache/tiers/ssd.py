@@ -54,7 +54,7 @@ class Ssd:
             raise ConfigError(f"An SSD tier for blocks of {block_bytes} bytes needs at least {smallest} bytes, not {budget}.")
         self._segment_bytes = max(min(SEGMENT_BYTES, budget // SEGMENTS), SMALLEST * extent(block_bytes))
         self.document_bytes = int(budget * DOCUMENT_SHARE)
-        self.index = Index(block_bytes, identity, LogPolicy(), self.document_bytes)
+        self.index = Index(block_bytes, identity, LogPolicy(budget // extent(block_bytes)), self.document_bytes)
         self.written = self.written_bytes = self.dropped = self.write_errors = 0
         self._disk = disk
         self._arena = arena
@@ -125,7 +125,7 @@ class Ssd:
         until = self._stamp_for(owner)
         gone = self.index.forget(owner, until)
         for pending in [*self._queue, *self.pending.values()]:
-            if pending.name.owner == owner:
+            if pending.name.owner == owner and not pending.cancelled:
                 pending.cancelled = True
                 if pending.kind is Kind.BLOCK:
                     gone.add(pending.name.key)

@@ -124,8 +124,7 @@ class TierStore:
                 return
             for name, block in zip(names, blocks, strict=True):
                 if self._ram is None:
-                    self._sinks(name.key)
-                    self._persist(name, block)
+                    self._sink(name, block)
                 elif name.key in self._ram:
                     self._ram.sink(name.key)
                 elif (slot := self._ram.reserve(copy=False)) is not None:
@@ -135,13 +134,13 @@ class TierStore:
                     self._ram.name(name, slot, copy=False)
                     self._ram_written += 1
                 else:  # all of RAM is on its way up
-                    self._sinks(name.key)
-                    self._persist(name, block)
+                    self._sink(name, block)
 
     def persist(self, names: Sequence[BlockName], blocks: Bytes) -> None:
         with self._lock:
             if self._ssd is not None and not self._closed:
                 for name, block in zip(names, blocks, strict=True):
+                    self._ssd.index.policy.missed(name.key)
                     self._ssd.index.policy.rose(name.key)
                     self._persist(name, block)
 
@@ -284,13 +283,13 @@ class TierStore:
         self._arena.release(slot)
 
     def _leaves_ram(self, name: BlockName, slot: int) -> None:
-        self._sinks(name.key)
-        if self._ssd is not None:
+        if self._ssd is not None and self._ssd.index.policy.sank(name.key):
             self._ssd.enqueue(name, slot)
 
-    def _sinks(self, key: bytes) -> None:
-        if self._ssd is not None:
-            self._ssd.index.policy.sank(key)
+    def _sink(self, name: BlockName, block: Bytes) -> None:
+        """A block for which RAM has no room goes on to SSD."""
+        if self._ssd is not None and self._ssd.index.policy.sank(name.key):
+            self._persist(name, block)
 
     def _write_ram(self) -> None:
         """What is in RAM alone is written down, as far as the time to close allows. Takes the lock itself."""

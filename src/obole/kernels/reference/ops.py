@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from obole.kernels.formats import UNQUANTISED, decode, dequantize
-from obole.kernels.ops import Bias, Linear, Outputs, Read, ignored
+from obole.kernels.ops import KV, Bias, Linear, Outputs, Read, ignored
 from obole.kernels.packing import check_parts
 from obole.kernels.reference.linear import ReferenceLinear, linear
 from obole.types import WeightTensor
@@ -84,19 +84,17 @@ class ReferenceOps:
         x[..., :half] = x1 * c - x2 * s
         x[..., half:] = x2 * c + x1 * s
 
-    def kv_write(
-        self, k: torch.Tensor, v: torch.Tensor, pool_k: torch.Tensor, pool_v: torch.Tensor, slots: torch.Tensor
-    ) -> None:
-        _same(pool_k.shape[1:3], k.shape[1:], "kv_write")
+    def kv_write(self, k: torch.Tensor, v: torch.Tensor, kv: KV, slots: torch.Tensor) -> None:
+        _same(kv.keys.shape[1:3], k.shape[1:], "kv_write")
         for row, slot in enumerate(slots.tolist()):
-            pool_k[slot // BLOCK, :, :, slot % BLOCK] = k[row].to(pool_k.dtype)
-            pool_v[slot // BLOCK, :, slot % BLOCK, :] = v[row].to(pool_v.dtype)
+            block, at = divmod(slot, BLOCK)
+            kv.keys[block, :, :, at] = _stored(k[row], kv.keys.dtype, kv.key_scales, block, at)
+            kv.values[block, :, at, :] = _stored(v[row], kv.values.dtype, kv.value_scales, block, at)
 
     def attention(
         self,
         q: torch.Tensor,
-        pool_k: torch.Tensor,
-        pool_v: torch.Tensor,
+        kv: KV,
         table: torch.Tensor,
         row_starts: torch.Tensor,
         pos_starts: torch.Tensor,
@@ -104,14 +102,14 @@ class ReferenceOps:
         window: int | None,
         softcap: float | None,
     ) -> torch.Tensor:
-        _same(pool_k.shape[2:3], q.shape[2:], "attention")
+        _same(kv.keys.shape[2:3], q.shape[2:], "attention")
         out = torch.empty(q.shape[0], q.shape[1] * q.shape[2])
         starts = row_starts.tolist()
         for s, position in enumerate(pos_starts.tolist()):
             for row in range(starts[s], starts[s + 1]):
                 last = position + row - starts[s]
                 first = 0 if window is None else max(0, last - window + 1)
-                out[row] = _attend(q[row], pool_k, pool_v, table[s], first, last, scale, softcap).reshape(-1)
+                out[row] = _attend(q[row], kv, table[s], first, last, scale, softcap).reshape(-1)
         return out
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
@@ -166,10 +164,22 @@ def noise_words(seed: int, position: int, ids: Numbers) -> Numbers:
     return picked
 
 
+def _stored(x: torch.Tensor, dtype: torch.dtype, scales: torch.Tensor | None, block: int, at: int) -> torch.Tensor:
+    """Vectors (KVH, hd) in the pool's format; their scales are put down at once."""
+    if scales is None:
+        return x.to(dtype)
+    top = x.abs().amax(dim=1)
+    scale = top / (127 if dtype == torch.int8 else 448)
+    scale[scale < torch.finfo(torch.float32).tiny] = 0.0
+    scale[~x.isfinite().all(dim=1)] = torch.nan
+    scales[block, :, at] = scale
+    scaled = torch.where((scale > 0)[:, None], x / scale[:, None], 0.0)
+    return (scaled.round() if dtype == torch.int8 else scaled.clamp(-448, 448)).to(dtype)
+
+
 def _attend(
     q: torch.Tensor,  # (H, hd): one row
-    pool_k: torch.Tensor,
-    pool_v: torch.Tensor,
+    kv: KV,
     table: torch.Tensor,
     first: int,
     last: int,
@@ -178,16 +188,19 @@ def _attend(
 ) -> torch.Tensor:
     """Softmax over positions first..last, in segments at fixed places, merged in order; only those positions are read."""
     heads, dim = q.shape
-    group = heads // pool_k.shape[1]
+    group = heads // kv.keys.shape[1]
     best = torch.full((heads,), -torch.inf)
     total = torch.zeros(heads)
     value = torch.zeros(heads, dim)
     for begin in range(first // SEGMENT * SEGMENT, last + 1, SEGMENT):
         seen = torch.arange(max(first, begin), min(last, begin + SEGMENT - 1) + 1)
         blocks = table[seen // BLOCK].long()
-        k = pool_k[blocks, :, :, seen % BLOCK].float().repeat_interleave(group, dim=1)  # (n, H, hd)
-        v = pool_v[blocks, :, seen % BLOCK].float().repeat_interleave(group, dim=1)
-        score = (q * k).sum(dim=2) * scale  # (n, H)
+        k = kv.keys[blocks, :, :, seen % BLOCK].float().repeat_interleave(group, dim=1)  # (n, H, hd)
+        v = kv.values[blocks, :, seen % BLOCK].float().repeat_interleave(group, dim=1)
+        score = (q * k).sum(dim=2)  # (n, H)
+        if kv.key_scales is not None:
+            score = score * kv.key_scales[blocks, :, seen % BLOCK].repeat_interleave(group, dim=1)
+        score = score * scale
         if softcap:
             score = softcap * torch.tanh(score / softcap)
         top = score.amax(dim=0)
@@ -195,6 +208,8 @@ def _attend(
         largest = torch.maximum(best, top)
         old, new = torch.exp(best - largest), torch.exp(top - largest)
         total = total * old + weight.sum(dim=0) * new
+        if kv.value_scales is not None:
+            weight = weight * kv.value_scales[blocks, :, seen % BLOCK].repeat_interleave(group, dim=1)
         value = value * old[:, None] + (weight[:, :, None] * v).sum(dim=0) * new[:, None]
         best = largest
     return value / total[:, None]
