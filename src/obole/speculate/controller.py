@@ -78,7 +78,7 @@ class Speculation:
     remembered: bool = False  # when it has ended, as it draws on what is remembered of others
     model_allowed: bool = False
     allowance: float = allowance.START  # tokens that may be lost on drafts
-    spent: float = 0.0  # seconds on finding the drafts of the step under way
+    spent: float = 0.0  # seconds of the draft model for the step under way
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ class Controller:
                 seq.draft = Draft(proposal.tokens, sources, proposal.distributions).first(length)
         share = (self.clock() - started) / len(able)
         for seq, state in able:
-            state.spent = share
+            state.spent = share if state.kind is MODEL_DRAFT else 0.0  # other drafters are asked whatever is drafted
             seq.tally.draft_seconds += share
             seq.tally.saved_seconds -= share
 

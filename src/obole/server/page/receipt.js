@@ -37,11 +37,19 @@ export function price(receipt, rate) {
   return ((receipt.prefill_seconds + receipt.decode_seconds) * rate) / 3600;
 }
 
+const WHERE = { device: "on device", ram: "in RAM", ssd: "on SSD" };
+
+/** [tier, tokens] of the prompt, those of the device also where there are none. */
+function cachedBy(receipt) {
+  const tiers = Object.keys(receipt.cached_by_tier).length ? receipt.cached_by_tier : { device: receipt.cached_tokens };
+  return Object.keys(WHERE).map((tier) => [tier, tiers[tier] ?? 0]).filter(([tier, many]) => many || tier === "device");
+}
+
 /** Lines of the receipt: {label, value, note, swatch, part}. `rate`: dollars an hour, null for no price. */
 export function lines(receipt, rate) {
   const made = [
     { label: "prompt", value: count(receipt.prompt_tokens, "token") },
-    { label: "cached on device", value: whole.format(receipt.cached_tokens), swatch: "device", part: true },
+    ...cachedBy(receipt).map(([tier, many]) => ({ label: `cached ${WHERE[tier]}`, value: whole.format(many), swatch: tier, part: true })),
     { label: "computed", value: whole.format(receipt.computed_tokens), swatch: "computed", part: true },
     { label: "answer", value: count(receipt.output_tokens, "token") },
     ...inOrder(receipt.sources).filter(([, many]) => many).map(([source, many]) => ({ label: source, value: whole.format(many), swatch: source, part: true })),
