@@ -11,7 +11,7 @@ from obole.costmodel import StepCost
 from obole.engine.batch import Arrays
 from obole.engine.steps import Steps
 
-ROWS = (1, 2, 4, 8, 16, 32, 64)  # between them the curve is straight
+ROWS = (1, 16, 4, 8, 2, 32, 64)  # in the order of what they are worth; between those measured the curve is straight
 ROWS_IN_CONTEXT = 8
 CONTEXT = 1024  # tokens before the rows for which the cost of context is measured
 BUDGET = 0.7  # seconds for the curve; what is too slow to be measured in that time is guessed from what was
@@ -24,20 +24,26 @@ def calibrate(steps: Steps, num_groups: int, max_tokens: int) -> StepCost:
     `max_tokens`: most that one sequence can have.
     """
     began = time.perf_counter()
-    rows: list[int] = []
-    seconds: list[float] = []
+    found: dict[int, float] = {}
+    guessed: dict[int, float] = {}
     for count in ROWS:
         if count > max_tokens:
-            break
-        guess = 0.0
-        if seconds:
-            guess = seconds[-1] + (count - rows[-1]) * ROW_SHARE * seconds[0]
-        rows.append(count)
-        left = BUDGET - (time.perf_counter() - began)
-        seconds.append(fastest(steps, num_groups, count, 0) if 3 * guess <= left or count <= 2 else guess)
+            continue
+        below = max((rows for rows in found if rows < count), default=0)
+        guess = found[below] + (count - below) * ROW_SHARE * found[1] if below else 0.0
+        if 3 * guess <= BUDGET - (time.perf_counter() - began):
+            found[count] = fastest(steps, num_groups, count, 0)
+        else:
+            guessed[count] = guess
+    found |= {count: guess for count, guess in guessed.items() if count > max(found)}
+    rows = sorted(found)
+    seconds = [found[count] for count in rows]
     cost = StepCost(rows, seconds)
     context = min(CONTEXT, max_tokens - ROWS_IN_CONTEXT)
     if context > 0:
+        # Pages never written are all the same page of zeros, which costs nothing to read.
+        blocks = min(-(-(context + ROWS_IN_CONTEXT) // BLOCK_SIZE) * num_groups, steps.pool.num_blocks)
+        steps.pool.copy([(0, block) for block in range(1, blocks)])
         one = fastest(steps, num_groups, 1, context) - seconds[0]
         many = fastest(steps, num_groups, ROWS_IN_CONTEXT, context) - float(cost.curve(ROWS_IN_CONTEXT)[ROWS_IN_CONTEXT])
         cost.context_seconds = max(0.0, (many - one) / (ROWS_IN_CONTEXT - 1) / context)
