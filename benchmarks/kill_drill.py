@@ -80,6 +80,8 @@ def drill(folder: Path, rounds: int, size: int, budget: int, seed: int) -> dict[
         process.send_signal(signal.SIGKILL)
         first = known
         for line in lines:
+            if not line.endswith("\n"):  # killed while it said so
+                break
             word, _, number = line.partition(" ")
             if word == "begun":
                 known = int(number)
