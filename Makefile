@@ -22,7 +22,7 @@ help:
 	@echo "make test             the whole test suite"
 	@echo "make lint             ruff and mypy"
 	@echo "make drill            a server among many clients, for minutes (CONNECTIONS=256 REQUESTS=2000 MODEL=smollm2-135m)"
-	@echo "make drill-cache      kill a process that writes to the SSD tier, 200 times, and check every block (ROUNDS=200)"
+	@echo "make drill-cache      kill processes that use the SSD tier, 200 times, and check every block and answer (ROUNDS=200)"
 	@echo "make sanitize         the kernel tests with address and undefined-behaviour sanitizers"
 	@echo "make bench-scheduler  time of planning and settling a step for 256 sequences"
 	@echo "make clean            remove .venv, build products and caches"
@@ -64,11 +64,12 @@ drill: $(DEVELOPED)
 	@OBOLE_SOAK_CONNECTIONS="$(CONNECTIONS)" OBOLE_SOAK_REQUESTS="$(REQUESTS)" OBOLE_SOAK_MODEL="$(MODEL)" \
 	  $(BIN)/python -m pytest tests/server/test_soak.py -s
 
-# The test of the SSD tier under kill -9, with more rounds.
+# The tests of the SSD tier under kill -9, with more rounds: of the store, and of an engine.
 ROUNDS ?= 200
 .PHONY: drill-cache
 drill-cache: $(INSTALLED)
 	@$(BIN)/python benchmarks/kill_drill.py --rounds "$(ROUNDS)"
+	@$(BIN)/python benchmarks/kill_engine.py --rounds "$(ROUNDS)"
 
 .PHONY: bench-scheduler
 bench-scheduler: $(INSTALLED)
