@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from obole.cache.tiers.reuse import ReuseEstimator
 from obole.cli import top_screen
 from obole.cli.top_figures import Histogram, Snapshot, figures, read_snapshot, restarted, sparkline
 from obole.server.metrics import Metrics
@@ -29,7 +30,7 @@ BUSY = SimpleNamespace(running=3, waiting=2, blocks_used=25, blocks_total=100)
 
 def metrics() -> Metrics:
     """Of a server that has worked a little."""
-    made = Metrics(SimpleNamespace(snapshot=lambda: BUSY))
+    made = Metrics(SimpleNamespace(snapshot=lambda: BUSY, tier_stats=lambda: None, reuse=ReuseEstimator().value))
     made._generated[Source.MODEL].inc(60)
     made._generated[Source.LOOKUP].inc(40)
     made.drafted.labels("lookup").inc(80)

@@ -10,7 +10,7 @@ from obole.engine.batch import build_batch
 
 def all_logits(engine: Engine, ids: list[int]) -> torch.Tensor:
     """float32 (len(ids), vocabulary)."""
-    live = engine._submit(tuple(ids), SamplingParams(max_tokens=0, prompt_logprobs=0), "")
+    live = engine._submit(list(ids), tuple(ids), SamplingParams(max_tokens=0, prompt_logprobs=0), "")
     runner, parts = engine._runner, []
     while live.unfinished:
         plan = engine._scheduler.plan(engine._clock())

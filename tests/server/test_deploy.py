@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from obole.cache.tiers.reuse import ReuseEstimator
 from obole.server.config import FIELDS, ServerConfig
 from obole.server.metrics import Metrics
 from obole.server.serve import FLUSH_SECONDS
@@ -26,7 +27,7 @@ def read(name: str) -> str:
 
 def exported() -> set[str]:
     """Names that /metrics has: of samples, and of families that have none yet."""
-    page = Metrics(SimpleNamespace(snapshot=lambda: IDLE)).page().decode()
+    page = Metrics(SimpleNamespace(snapshot=lambda: IDLE, tier_stats=lambda: None, reuse=ReuseEstimator().value)).page().decode()
     names: set[str] = set()
     for family in text_string_to_metric_families(page):
         names |= {sample.name for sample in family.samples}
