@@ -139,3 +139,14 @@ def test_a_server_that_does_not_come_up(tmp_path):
         pass
     with pytest.raises(ConfigError, match="cannot be started"), serving([str(tmp_path / "none")], address):
         pass
+
+
+def test_answers_have_the_same_digest_each_time_and_the_gate_compares_it(url, tmp_path):
+    file = tmp_path / "baseline.json"
+    result = bench(url, *SMALL, "--repeat", "3", "--json", str(file))
+    assert result.exit_code == 0, result.output
+    gate = CliRunner().invoke(app, ["bench", "gate", str(file), "--tolerance", "9", "--json", "-"])
+    assert gate.exit_code == 0, gate.output
+    found = json.loads(gate.stdout)
+    assert found["bits"] == {"same": True, "why": ""}
+    assert "whole_answer_p50_milliseconds" in {change["figure"] for change in found["changes"]}

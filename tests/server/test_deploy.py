@@ -12,9 +12,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from obole.cache.tiers.reuse import ReuseEstimator
+from obole.cache.tiers.store import StoreStats, TierStats
 from obole.server.config import FIELDS, ServerConfig
 from obole.server.metrics import Metrics
 from obole.server.serve import FLUSH_SECONDS
+from obole.types import Tier
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 IDLE = SimpleNamespace(running=0, waiting=0, blocks_used=0, blocks_total=1)
@@ -27,7 +29,20 @@ def read(name: str) -> str:
 
 def exported() -> set[str]:
     """Names that /metrics has: of samples, and of families that have none yet."""
-    page = Metrics(SimpleNamespace(snapshot=lambda: IDLE, tier_stats=lambda: None, reuse=ReuseEstimator().value)).page().decode()
+    reuse = ReuseEstimator()
+    reuse.prompt([b"a block"], 0.0, 0)
+    reuse.prompt([b"a block"], 1.0, 1)
+    stats = StoreStats(
+        tiers={Tier.RAM: TierStats(1, 1, 1, 1, 1, 1, None)},
+        misses={"checksum": 1},
+        dropped_writes=1,
+        write_errors=1,
+        documents=1,
+        document_bytes=1,
+        disk_bytes=1,
+    )
+    engine = SimpleNamespace(snapshot=lambda: IDLE, tier_stats=lambda: stats, reuse=reuse.value)
+    page = Metrics(engine).page().decode()
     names: set[str] = set()
     for family in text_string_to_metric_families(page):
         names |= {sample.name for sample in family.samples}

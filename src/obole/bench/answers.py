@@ -74,7 +74,7 @@ def read_answer(reply: Reply) -> Answer:
     whole = False
     receipts: tuple[Mapping[str, Any], ...] = ()
     timings: Mapping[str, Any] = {}
-    said = blake2b(digest_size=16)
+    said: dict[int, list[str]] = {}
     for at, data in events(reply.pieces):
         if data == DONE:
             whole = True
@@ -85,7 +85,8 @@ def read_answer(reply: Reply) -> Answer:
                 return Answer(reply.sent, reply.ended, problem=told(data))
             if _says_something(chunk):
                 arrivals.append(at)
-            said.update(_text(chunk))
+            for choice in chunk.get("choices") or ():
+                said.setdefault(choice.get("index", 0), []).append((choice.get("delta") or {}).get("content") or "")
             usage = chunk.get("usage") or usage
             receipts = tuple((chunk.get("obole") or {}).get("receipts") or receipts)
             timings = chunk.get("timings") or timings
@@ -100,12 +101,10 @@ def read_answer(reply: Reply) -> Answer:
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     counts = (int(usage.get("prompt_tokens") or 0), int(cached), int(usage.get("completion_tokens") or 0))
     drafts = _drafts(receipts, usage.get("completion_tokens_details") or {}, timings)
-    return Answer(reply.sent, reply.ended, tuple(arrivals), *counts, "", receipts, *drafts, said.digest())
+    return Answer(reply.sent, reply.ended, tuple(arrivals), *counts, "", receipts, *drafts, _digest(said))
 
 
-def _drafts(
-    receipts: Iterable[Mapping[str, Any]], details: Mapping[str, Any], timings: Mapping[str, Any]
-) -> tuple[int, int]:
+def _drafts(receipts: Iterable[Mapping[str, Any]], details: Mapping[str, Any], timings: Mapping[str, Any]) -> tuple[int, int]:
     """Drafted tokens that were accepted and rejected: by receipts, by OpenAI's usage, or by the timings of llama.cpp."""
     drafted = sum(sum((receipt.get("drafted") or {}).values()) for receipt in receipts)
     if drafted:
@@ -134,14 +133,12 @@ def _says_something(chunk: dict[str, Any]) -> bool:
     return any(delta.get(key) for delta in deltas for key in ("content", "reasoning_content", "tool_calls"))
 
 
-def _text(chunk: dict[str, Any]) -> bytes:
-    """The text of all choices, with whose it is."""
-    parts = [
-        f"{choice.get('index', 0)}:{text}"
-        for choice in chunk.get("choices") or ()
-        if (text := (choice.get("delta") or {}).get("content"))
-    ]
-    return "".join(parts).encode("utf-8", "surrogatepass")
+def _digest(said: Mapping[int, Iterable[str]]) -> bytes:
+    """Of the texts of all choices, however they were cut into events."""
+    found = blake2b(digest_size=16)
+    for index, parts in sorted(said.items()):
+        found.update(f"{index}:{''.join(parts)}\0".encode("utf-8", "surrogatepass"))
+    return found.digest()
 
 
 def _short(data: bytes) -> str:

@@ -12,6 +12,7 @@ import time
 import urllib.parse
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import httptools
 
@@ -146,6 +147,9 @@ class Connection(asyncio.Protocol):
         self._done.set_result(None)
 
 
+C = TypeVar("C", bound=Connection)
+
+
 class Client:
     """Speaks to one server. `key`: sent as its API key, if there is one. `timeout`: seconds for a whole reply."""
 
@@ -166,8 +170,12 @@ class Client:
 
     async def connect(self) -> Connection:
         """Raises `OSError`."""
+        return await self.connect_as(Connection)
+
+    async def connect_as(self, kind: type[C]) -> C:
+        """A connection that does more than the usual one. Raises `OSError`."""
         loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(Connection, self.address.host, self.address.port, ssl=self._ssl)
+        _, connection = await loop.create_connection(kind, self.address.host, self.address.port, ssl=self._ssl)
         return connection
 
     def line(self) -> Line:

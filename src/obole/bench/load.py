@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import json
 import re
@@ -62,6 +63,10 @@ class Load:
             raise InvalidRequest(
                 "long_prompt_every", f"long_prompt_every must be a number of seconds from 0, not {self.long_prompt_every}."
             )
+
+    def with_fields(self, fields: Mapping[str, Any]) -> Load:
+        """The same with further fields of every request."""
+        return dataclasses.replace(self, extra={**self.extra, **fields})
 
     def body(self, messages: Messages, max_tokens: int) -> bytes:
         """A request for one answer."""

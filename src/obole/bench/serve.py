@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import pairwise
 from typing import Any
 
@@ -33,8 +34,10 @@ class ServeRow:
 
     `output_tokens_per_second`: of all requests together, from the first to the end of the last. First token: from when the
     request was sent to the first event that brings something. Between tokens: from one such event to the next of the same
-    answer; `tokens_per_event` come together. `client_cores`: processors that this process took. `errors`: requests that
-    failed, by reason; no other number counts them. `totals`: of all rounds, by receipts: see `totals_of`.
+    answer; `tokens_per_event` come together. Whole answer: from when the request was sent to the end. `client_cores`:
+    processors that this process took. `errors`: requests that failed, by reason; no other number counts them. `totals`: of all
+    rounds, by receipts: see `totals_of`. `drafted_accepted`: share of drafted tokens that were right, NaN where the server
+    tells of none. `answers_digest`: of the texts of all answers, in whatever order they came.
     """
 
     concurrency: int
@@ -50,10 +53,16 @@ class ServeRow:
     first_token_p90_milliseconds: Samples
     first_token_p99_milliseconds: Samples
     between_tokens_p50_milliseconds: Samples
+    between_tokens_p90_milliseconds: Samples
     between_tokens_p99_milliseconds: Samples
+    whole_answer_p50_milliseconds: Samples
+    whole_answer_p90_milliseconds: Samples
+    whole_answer_p99_milliseconds: Samples
     tokens_per_event: Samples
     client_cores: Samples
     totals: Mapping[str, Any]
+    drafted_accepted: float
+    answers_digest: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +159,9 @@ def summary(load: Load, runs: Sequence[Run]) -> ServeRow:
     tokens = [sum(a.output_tokens for a in answers) for answers in good]
     first = [[a.first_token_seconds for a in answers] for answers in good]
     between = [[gap for a in answers for gap in a.intervals] for answers in good]
+    whole = [[a.ended - a.sent for a in answers] for answers in good]
+    drafted = [(a.accepted_tokens, a.rejected_tokens) for a in all_good]
+    accepted, rejected = sum(a for a, _ in drafted), sum(r for _, r in drafted)
     return ServeRow(
         concurrency=load.concurrency,
         requests=load.requests,
@@ -164,10 +176,16 @@ def summary(load: Load, runs: Sequence[Run]) -> ServeRow:
         first_token_p90_milliseconds=_percentiles(first, 90),
         first_token_p99_milliseconds=_percentiles(first, 99),
         between_tokens_p50_milliseconds=_percentiles(between, 50),
+        between_tokens_p90_milliseconds=_percentiles(between, 90),
         between_tokens_p99_milliseconds=_percentiles(between, 99),
+        whole_answer_p50_milliseconds=_percentiles(whole, 50),
+        whole_answer_p90_milliseconds=_percentiles(whole, 90),
+        whole_answer_p99_milliseconds=_percentiles(whole, 99),
         tokens_per_event=Samples.of(_mean(a.output_tokens / len(a.arrivals) for a in answers) for answers in good),
         client_cores=Samples.of(one.client_seconds / s for one, s in zip(runs, seconds, strict=True)),
         totals=totals_of(all_good),
+        drafted_accepted=accepted / (accepted + rejected) if accepted + rejected else float("nan"),
+        answers_digest=blake2b(b"".join(sorted(a.digest for a in all_good)), digest_size=16).hexdigest(),
     )
 
 

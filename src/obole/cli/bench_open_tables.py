@@ -38,6 +38,11 @@ def hits(row: Mapping[str, Any]) -> float:
     return row["cached_tokens"] / row["prompt_tokens"] if row["prompt_tokens"] else float("nan")
 
 
+def highest(document: Mapping[str, Any]) -> str:
+    rate = document["highest_rate"]
+    return "none of those tried" if rate is None or math.isnan(rate) else f"{number(rate)} requests/s"
+
+
 def open_tables(document: Mapping[str, Any], changes: Sequence[Change]) -> None:
     """On standard output; requests that failed on standard error."""
     [every] = document["rows"]

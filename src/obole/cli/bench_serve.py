@@ -13,6 +13,17 @@ import typer
 
 from obole.cli.answering import open_engine, read_text
 from obole.cli.bench import JsonFile, Repeat, check_file, show
+from obole.cli.bench_open import (
+    OpenLoop,
+    Outputs,
+    changes_json,
+    check_open,
+    compared,
+    is_loopback,
+    measure_open,
+    model_costs,
+    read_document,
+)
 from obole.cli.bench_serve_tables import serve_tables
 from obole.cli.failures import FAILURE, guarded
 from obole.cli.options import DEFAULT_MODEL, MODEL_HELP, Revision, WrongUsage, option_of, with_options
@@ -20,13 +31,13 @@ from obole.cli.terminal import progress_bar
 from obole.cli.top import KEY
 from obole.config import engine_config
 from obole.economics.energy import meter
-from obole.economics.runs import cost_facts
 from obole.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from obole.bench.client import Address
     from obole.bench.load import Load
 
+CONCURRENCY, REQUESTS = 8, 64
 PROMPT_TOKENS = 300
 LONG_TOKENS = 4096
 
@@ -104,29 +115,18 @@ def check_target(target: str, load: Load, offline: bool, revision: str | None, s
         raise WrongUsage("long_prompt_every", "--long-prompt-every cannot be compared with --offline: leave out one of them.")
 
 
-def is_loopback(host: str) -> bool:
-    """Whether the energy of this machine is that of the server."""
-    return host in ("127.0.0.1", "::1", "localhost")
-
-
-def model_costs(url: str, key: str) -> dict[str, Any]:
-    """What a server of this project tells of its model and its steps; nothing of another server."""
-    from obole.cli.top import Remote, Unreachable
-
-    try:
-        return cost_facts(Remote(url, key).all_samples())
-    except Unreachable:
-        return {}
-
-
 @guarded
 @with_options()
 def serve(
     target: Annotated[
         str, typer.Argument(metavar="URL|MODEL", help=f"A server that is there, or a model to be served. {MODEL_HELP}")
     ] = DEFAULT_MODEL,
-    concurrency: Annotated[int, typer.Option(min=1, metavar="N", help="Requests at a time.")] = 8,
-    requests: Annotated[int, typer.Option(min=1, metavar="N", help="Requests of a repetition.")] = 64,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Requests at a time.", show_default=str(CONCURRENCY))
+    ] = None,
+    requests: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Requests of a repetition.", show_default=str(REQUESTS))
+    ] = None,
     prompt_tokens: Annotated[
         int | None,
         typer.Option(min=1, metavar="N", help="Tokens of a prompt of random words, about.", show_default=str(PROMPT_TOKENS)),
@@ -152,6 +152,46 @@ def serve(
     api_key: Annotated[
         str | None, typer.Option(metavar="KEY", help=f"Of the server. Or set {KEY}.", show_default="none")
     ] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(metavar="R", help="Requests a second that come by themselves (Poisson), in place of N at a time."),
+    ] = None,
+    arrivals: Annotated[
+        Path | None, typer.Option(metavar="TRACE", help="Requests come at the times of a trace of Mooncake or Azure.")
+    ] = None,
+    time_scale: Annotated[
+        float, typer.Option(metavar="X", help="Multiply these times; 0.1: ten times as many a second.")
+    ] = 1.0,
+    seconds: Annotated[
+        float, typer.Option(metavar="X", help="How long requests come, with --rate, --arrivals and --find-rate.")
+    ] = 30.0,
+    workload: Annotated[
+        str, typer.Option(metavar="KIND,...", help="What they ask: chat, edit, rag, extract, prose, agent, shared.")
+    ] = "",
+    ttft: Annotated[
+        float | None, typer.Option(metavar="MS", help="Objective: milliseconds until the first token.", show_default="none")
+    ] = None,
+    itl: Annotated[
+        float | None, typer.Option(metavar="MS", help="Objective: between tokens, the mean of an answer.", show_default="none")
+    ] = None,
+    e2e: Annotated[
+        float | None, typer.Option(metavar="MS", help="Objective: until the end of the answer.", show_default="none")
+    ] = None,
+    find_rate: Annotated[
+        bool, typer.Option("--find-rate", help="Find the highest rate that meets the objectives, from --rate or 1 on.")
+    ] = False,
+    share: Annotated[float, typer.Option(metavar="X", help="Share of requests that must meet them.")] = 0.95,
+    prices: Annotated[
+        Path | None,
+        typer.Option("--prices", metavar="FILE", help="Price list: tell what the tokens cost.", show_default="none"),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a report as one page to FILE.", show_default="none")
+    ] = None,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Compare with what --json wrote before, beyond noise.", show_default="none"),
+    ] = None,
     repeat: Repeat = 3,
     as_json: JsonFile = None,
     revision: Revision = None,
@@ -160,16 +200,22 @@ def serve(
 ) -> None:
     """A server under load: requests and tokens per second, time until the first token and between tokens.
 
-    Any server with OpenAI's chat completions. A model is served by a process that is started for it.
+    Any server with OpenAI's chat completions. A model is served by a process that is started for it. With --rate or
+    --arrivals requests come by themselves, latencies count from when they were to be sent, and those that meet all objectives
+    are the goodput.
     """
     if prompts is not None and prompt_tokens is not None:
         raise WrongUsage("prompt_tokens", "--prompt-tokens is for random words: leave out that or --prompts.")
     check_file(as_json)
+    check_file(None if html is None else str(html))
+    outputs = Outputs(as_json, html, None if baseline is None else read_document(baseline), prices)
+    loop = OpenLoop(rate, arrivals, time_scale, seconds, workload, {"ttft": ttft, "itl": itl, "e2e": e2e}, find_rate, share)
+    check_open(loop, {"concurrency": concurrency, "requests": requests, "offline": offline, "prompts": prompts}, outputs)
     from obole.bench.load import Load
 
     load = Load(
-        concurrency=concurrency,
-        requests=requests,
+        concurrency=concurrency or CONCURRENCY,
+        requests=requests or REQUESTS,
         prompt_tokens=prompt_tokens or PROMPT_TOKENS,
         output_tokens=output_tokens,
         prompts=None if prompts is None else read_prompts(prompts),
@@ -181,7 +227,12 @@ def serve(
         seed=seed,
     )
     check_target(target, load, offline, revision, settings)
-    measure(target, load, repeat, offline, api_key or os.environ.get(KEY, ""), as_json, revision, settings)
+    key = api_key or os.environ.get(KEY, "")
+    if loop.open:
+        with at_address(target, revision, settings) as address:
+            measure_open(target, address, loop, load, repeat, key, outputs)
+    else:
+        measure(target, load, repeat, offline, key, outputs, revision, settings)
 
 
 def measure(
@@ -190,7 +241,7 @@ def measure(
     repeat: int,
     offline: bool,
     key: str,
-    as_json: str | None,
+    outputs: Outputs,
     revision: str | None,
     settings: Mapping[str, Any],
 ) -> None:
@@ -214,6 +265,7 @@ def measure(
     document = {**circumstances("serve", this_machine()), "model": target, "repeat": repeat}
     document |= {**more, "rows": [to_json(found.row)]}
     document |= {name: to_json(row) for name, row in (("long", found.long), ("offline", found.offline)) if row is not None}
-    show(as_json, document, lambda: serve_tables(found))
+    changes = compared(outputs.baseline, document)
+    show(outputs.as_json, {**document, **changes_json(changes)}, lambda: serve_tables(found, changes))
     if found.row.errors or (found.long is not None and found.long.errors):
         raise typer.Exit(FAILURE)

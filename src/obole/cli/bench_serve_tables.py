@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.text import Text
@@ -13,6 +13,7 @@ from obole.cli.receipts import plural
 from obole.cli.terminal import stderr
 
 if TYPE_CHECKING:
+    from obole.bench.compare import Change
     from obole.bench.samples import Samples
     from obole.bench.serve import LongRow, Served, ServeRow
 
@@ -22,7 +23,7 @@ def known(samples: Samples) -> str:
     return "–" if any(math.isnan(value) for value in samples.values) else spread(samples)
 
 
-def serve_tables(found: Served) -> None:
+def serve_tables(found: Served, changes: Sequence[Change] = ()) -> None:
     """On standard output; requests that failed on standard error."""
     row = found.row
     rate = [("requests/s", known(row.requests_per_second)), ("output tokens/s", known(row.output_tokens_per_second))]
@@ -43,6 +44,7 @@ def serve_tables(found: Served) -> None:
         print(f"{asked}, first token after {known(long.first_token_milliseconds)} ms; {ratio}")
     print_errors(row.errors)
     print_errors(found.long.errors if found.long is not None else {})
+    change_table(changes)
 
 
 def latency_table(row: ServeRow, long: LongRow | None) -> None:
@@ -53,7 +55,18 @@ def latency_table(row: ServeRow, long: LongRow | None) -> None:
             known(row.first_token_p90_milliseconds),
             known(row.first_token_p99_milliseconds),
         ),
-        ("between tokens", known(row.between_tokens_p50_milliseconds), "", known(row.between_tokens_p99_milliseconds)),
+        (
+            "between tokens",
+            known(row.between_tokens_p50_milliseconds),
+            known(row.between_tokens_p90_milliseconds),
+            known(row.between_tokens_p99_milliseconds),
+        ),
+        (
+            "whole answer",
+            known(row.whole_answer_p50_milliseconds),
+            known(row.whole_answer_p90_milliseconds),
+            known(row.whole_answer_p99_milliseconds),
+        ),
     ]
     if long is not None:
         rows.append(
@@ -66,3 +79,33 @@ def print_errors(errors: Mapping[str, int]) -> None:
     for reason, count in errors.items():
         failed = f" {plural(count, 'request')} failed: {reason}"
         stderr().print(Text.assemble(("error:", "bold red"), failed), soft_wrap=True)
+
+
+def change_table(changes: Sequence[Change]) -> None:
+    """What changed beyond noise, and how much was compared; nothing where nothing was."""
+    if not changes:
+        return
+    told = [change for change in changes if change.verdict in ("better", "worse")]
+    unsure = sum(change.verdict == "unsure" for change in changes)
+    print(f"\nagainst the baseline: {len(told)} of {plural(len(changes), 'figure')} changed beyond noise")
+    if unsure:
+        print(f"{plural(unsure, 'figure')} cannot be told from noise: repeat both runs 3 times or more (--repeat)")
+    if told:
+        verdict_table(told)
+
+
+def verdict_table(changes: Sequence[Change]) -> None:
+    print_table(
+        ("figure", "before", "now", "ratio", "between", ""),
+        [
+            (
+                f"{change.row}: {change.figure}",
+                number(change.before),
+                number(change.now),
+                f"{change.ratio:.3f}",
+                "–" if math.isnan(change.low) else f"{change.low:.3f}–{change.high:.3f}",
+                change.verdict,
+            )
+            for change in changes
+        ],
+    )

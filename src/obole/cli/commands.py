@@ -9,11 +9,12 @@ import typer
 from typer.core import TyperGroup
 
 from obole import __version__
-from obole.cli import bench_cache, bench_serve, bench_speculation
+from obole.cli import bench_cache, bench_gate, bench_serve, bench_speculation
 from obole.cli.audit import audit
 from obole.cli.bench import bench
 from obole.cli.chat import chat
 from obole.cli.failures import settled, wants_json
+from obole.cli.leak import leak
 from obole.cli.models import models
 from obole.cli.price import price
 from obole.cli.run import run
@@ -85,11 +86,12 @@ def options(
     pass
 
 
-for command in (run, chat, serve, top, score, models, verify, usage, price, audit):
+for command in (run, chat, serve, top, score, models, verify, usage, price, audit, leak):
     app.command()(command)
 bench_cache.add_to(bench)
 bench_speculation.add_to(bench)
 bench.command()(bench_serve.serve)
+bench.command()(bench_gate.gate)
 app.add_typer(bench)
 
 

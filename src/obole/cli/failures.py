@@ -92,7 +92,7 @@ def output_lost(error: OSError) -> int:
 def wants_json(arguments: Sequence[str]) -> bool:
     """Whether a command line that could not be parsed asks for JSON on standard output."""
     options = list(arguments[: arguments.index("--")] if "--" in arguments else arguments)
-    if options[:1] in (["bench"], ["audit"], ["price"]):  # there it names a file, and - is standard output
+    if options[:1] in (["bench"], ["audit"], ["price"], ["leak"]):  # there it names a file, and - is standard output
         return "--json=-" in options or any(pair == ("--json", "-") for pair in pairwise(options))
     return "--json" in options
 

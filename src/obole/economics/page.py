@@ -18,14 +18,20 @@ Point = tuple[float, float]
 
 def page(found: Mapping[str, Any]) -> str:
     """The whole page. What is quoted of prompts can only become text."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"percent": percent, "number": number, "size": size, "milliseconds": milliseconds}
-    source = (resources.files("obole.economics") / "report.html").read_text("utf-8")
     plots = {
         "curve_plot": curve_plot(found["prefix"]) if found["prefix"] else "",
         "copy_plot": copy_plot(found["copying"]) if found["copying"] else "",
     }
-    return environment.from_string(source).render(found=found, **plots)
+    return rendered("report.html", found=found, **plots)
+
+
+def rendered(template: str, **values: Any) -> str:
+    """A page from one of the templates beside this file, with the style that all of them have."""
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"percent": percent, "number": number, "size": size, "milliseconds": milliseconds}
+    folder = resources.files("obole.economics")
+    style = Markup((folder / "style.css").read_text("utf-8"))
+    return environment.from_string((folder / template).read_text("utf-8")).render(style=style, **values)
 
 
 def curve_plot(prefix: Mapping[str, Any]) -> Markup:

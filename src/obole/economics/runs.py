@@ -67,6 +67,11 @@ def read_runs(path: Path) -> list[Run]:
     return runs
 
 
+def runs_of(document: Mapping[str, Any]) -> list[Run]:
+    """The runs of a document that a benchmark of this version has just made."""
+    return READERS[document["benchmark"]](document)
+
+
 def step_of(document: Mapping[str, Any]) -> StepCost | None:
     found = document.get("step_cost")
     if not found:

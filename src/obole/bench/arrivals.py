@@ -1,0 +1,44 @@
+"""When requests come, whatever became of those before them: seconds after the beginning of a round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from obole.errors import InvalidRequest
+
+MOST = 1_000_000  # requests of a round
+
+
+def poisson(rate: float, seconds: float, *seed: int) -> list[float]:
+    """Independent arrivals, `rate` a second on average, within `seconds`; the same seed, the same times. At least one.
+
+    Raises `InvalidRequest` for a rate or a time that is none, and for more requests than are kept in memory.
+    """
+    if not 0 < rate < float("inf"):
+        raise InvalidRequest("rate", f"rate must be a number of requests a second above 0, not {rate}.")
+    if not 0 < seconds < float("inf"):
+        raise InvalidRequest("seconds", f"seconds must be a number above 0, not {seconds}.")
+    if rate * seconds > MOST:
+        raise InvalidRequest("rate", f"These are more than {MOST:,} requests: ask for a lower rate or for fewer seconds.")
+    draws = np.random.default_rng(seed)
+    # given how many there are, the times of a Poisson process are uniform and independent
+    count = max(1, int(draws.poisson(rate * seconds)))
+    return [float(at) for at in np.sort(draws.uniform(0.0, seconds, count))]
+
+
+def of_trace(times: Sequence[float], scale: float, seconds: float) -> list[float]:
+    """The arrivals of a trace within the first `seconds`, its first one at 0, all times multiplied by `scale`.
+
+    Raises `InvalidRequest` for a scale that is none.
+    """
+    if not 0 < scale < float("inf"):
+        raise InvalidRequest("time_scale", f"time_scale must be a number above 0, not {scale}.")
+    if not times:
+        raise InvalidRequest("arrivals", "There are no arrivals in the trace.")
+    first = min(times)
+    found = sorted(at for time in times if (at := (time - first) * scale) < seconds)
+    if len(found) > MOST:
+        raise InvalidRequest("arrivals", f"These are more than {MOST:,} requests: ask for fewer seconds.")
+    return found
