@@ -122,7 +122,7 @@ def parse_ssd(text: str) -> tuple[str, int]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
     max_batch_tokens: int = 512  # rows in one step
-    step_stretch: float = 3.0  # times that prompts may lengthen a step in which others wait for their next token
+    step_stretch: float = 3.0  # times that prompts and drafts may lengthen a step in which others wait for their next token
     max_sequences: int = 256  # running at once
     prefix_cache: bool = True
 

@@ -40,6 +40,12 @@ def test_no_more_than_keep_the_step_within_its_stretch():
     assert step_budget(config(3.0), 8, 0, cost()).room(0) == 24
 
 
+def test_drafts_take_of_the_time_but_not_of_the_rows():
+    assert step_budget(config(9.6), 1, 0, cost(), drafted=20).room(0) == 43
+    assert step_budget(config(3.0), 1, 0, cost(), drafted=60).room(0) == LEAST_ROWS
+    assert step_budget(config(9.6, rows=40), 1, 0, cost(), drafted=10).room(0) == 39
+
+
 def test_context_counts_on_both_sides():
     model = cost(context_seconds=0.001, read_seconds=0.002)
     # one sequence with 1,000 tokens: 1.0 + 1.0 + 2.0 = 4.0 s, so 8.0 s at a stretch of 2, of which 3.0 s are its own context

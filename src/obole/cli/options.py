@@ -109,7 +109,7 @@ ENGINE: Mapping[str, Help] = {
     "draft_memory": Help("Earlier prompts and answers kept to draft from.", unset="64MiB", metavar="SIZE", parser=parse_size),
     "draft_memory_seconds": Help("How long they are kept."),
     "max_batch_tokens": Help("Tokens computed in one step."),
-    "step_stretch": Help("How many times longer prompts may make a step while others wait for their next token."),
+    "step_stretch": Help("How many times longer prompts and drafts may make a step for which others wait."),
     "max_sequences": Help("Answers computed at once."),
     "prefix_cache": Help("Reuse the computed beginnings of earlier prompts."),
 }

@@ -75,6 +75,7 @@ def assemble(model: str, revision: str | None, config: EngineConfig, progress: P
         store=IndexStore(remembered, config.draft_memory_seconds),
         clock=time.perf_counter,
         draft_model=draft,
+        stretch=config.scheduler.step_stretch,
     )
     ends = frozenset(checkpoint.config.eos_ids) | (tokenizer.end_ids if tokenizer is not None else frozenset())
     eos_ids = frozenset(token for token in ends if token < vocab_size)  # others never come

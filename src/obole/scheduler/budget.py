@@ -14,12 +14,14 @@ LEAST_ROWS = 16  # of prompts in a step, so that they go on however slow the mac
 class StepBudget:
     """`rows` at most, and where sequences decode no more of prompts than keep the step within `seconds`.
 
-    The rows of a prompt are reckoned with the context that they see. `cost` None: rows are all that counts.
+    The rows of a prompt are reckoned with the context that they see. `drafted`: rows that drafts will add, which take time, but
+    no prompt's place. `cost` None: rows are all that counts.
     """
 
     rows: int
     taken: int  # rows of the step so far
     seconds: float = 0.0
+    drafted: int = 0
     cost: StepCost | None = None
     _prompt_rows: int = 0
     _context_seconds: float = 0.0  # of the prompts so far
@@ -30,7 +32,8 @@ class StepBudget:
         if self.cost is None or room <= 0:
             return max(0, room)
         left = self.seconds - self._context_seconds
-        return min(room, max(LEAST_ROWS - self._prompt_rows, self.cost.rows_within(left, self.taken, start, room)))
+        fitting = self.cost.rows_within(left, self.taken + self.drafted, start, room)
+        return min(room, max(LEAST_ROWS - self._prompt_rows, fitting))
 
     def take(self, rows: int, start: int) -> None:
         self.taken += rows
@@ -39,11 +42,11 @@ class StepBudget:
             self._context_seconds += self.cost.context_of(rows, start)
 
 
-def step_budget(config: SchedulerConfig, decoding: int, contexts: int, cost: StepCost | None) -> StepBudget:
-    """Of a step in which `decoding` sequences, with so many cached tokens in all, wait for a token."""
+def step_budget(config: SchedulerConfig, decoding: int, contexts: int, cost: StepCost | None, drafted: int = 0) -> StepBudget:
+    """Of a step in which `decoding` sequences, with so many cached tokens and drafted ones in all, wait for a token."""
     if cost is None or decoding == 0:
         return StepBudget(config.max_batch_tokens, decoding)
     plain = cost.of(decoding, contexts, contexts)
     # the decoding rows' own context is part of both sides
     own = plain - cost.of(decoding, 0, 0)
-    return StepBudget(config.max_batch_tokens, decoding, config.step_stretch * plain - own, cost)
+    return StepBudget(config.max_batch_tokens, decoding, config.step_stretch * plain - own, drafted, cost)

@@ -130,7 +130,7 @@ class Scheduler:
         entering = self._waiting[: min(places, 8)] if places > 0 and self._waiting and not self._still_stuck() else []
         if not behind and not entering:
             return 0
-        budget = self._budget([s.num_computed for s in self._running if len(s.tokens) == s.num_computed + 1])
+        budget = self._budget([s for s in self._running if len(s.tokens) == s.num_computed + 1])
         most = budget.room(behind[0].num_computed if behind else 0)
         rows = sum(len(s.tokens) - s.num_computed for s in behind)
         return min(most, rows + sum(len(s.tokens) for s in entering) if rows < most else rows)
@@ -140,8 +140,9 @@ class Scheduler:
         """Each of those running wants a row some day."""
         return min(self.config.max_sequences, self.config.max_batch_tokens)
 
-    def _budget(self, starts: list[int]) -> StepBudget:
-        return step_budget(self.config, len(starts), sum(starts), self.cost)
+    def _budget(self, decoding: list[Sequence]) -> StepBudget:
+        drafted = sum(len(s.draft.tokens) for s in decoding if s.draft is not None)
+        return step_budget(self.config, len(decoding), sum(s.num_computed for s in decoding), self.cost, drafted)
 
     # -- plan -------------------------------------------------------------------------------------------------------------
 
@@ -157,7 +158,7 @@ class Scheduler:
             self._advance(seq, plan, now)
         behind = self._plan_decoding(plan)
         if behind or self._waiting:
-            budget = self._budget(plan.starts)
+            budget = self._budget(plan.sequences)
             if self._plan_chunks(plan, behind, budget):
                 self._admit(plan, now, budget)
         self._plan_drafts(plan)

@@ -123,7 +123,9 @@ Lengths = Callable[[Step], list[int]]
 
 @dataclass(slots=True)
 class Controller:
-    """`mode`: the engine's setting, for requests without one. `vocab_size`: ids beyond are never drafted."""
+    """`mode`: the engine's setting, for requests without one. `vocab_size`: ids beyond are never drafted. `stretch`: times that
+    drafts may lengthen a step for which several sequences wait.
+    """
 
     mode: str
     cost: StepCost
@@ -132,6 +134,7 @@ class Controller:
     store: IndexStore
     clock: Clock
     draft_model: BatchDrafter | None = None
+    stretch: float = 3.0
     acceptance: Acceptance = field(default_factory=Acceptance)
     lengths: Lengths = field(default_factory=lambda: by_cost)
     saved: Callable[[Sequence, Tokens], None] | None = None  # told of texts that are remembered, to keep them for longer
@@ -295,21 +298,33 @@ def by_cost(step: Step) -> list[int]:
     count, rows = len(step.seqs), step.rows
     contexts = sum(seq.num_computed for seq in step.seqs)
     per_row = cost.context_seconds * contexts / count
-    seconds = cost.curve(rows + LONGEST_DRAFT * count) + (cost.read_seconds * contexts + per_row * count)
-    worth = step.decoding * (seconds[rows + 1] - seconds[rows] + per_row) / seconds[rows]  # chance at which a row pays
-    lost = allowance.prices(seconds[rows:], step.decoding, per_row)
+    most = _most_rows(step, cost.curve(step.decoding + LONGEST_DRAFT * count))
+    seconds = (cost.curve(rows + most) + (cost.read_seconds * contexts + per_row * count))[rows:]
+    if most == 0:
+        return [0] * count
+    worth = step.decoding * (seconds[1] - seconds[0] + per_row) / seconds[0]  # chance at which a row pays
+    lost = allowance.prices(seconds, step.decoding, per_row)
     survival: list[list[float]] = []
     for state in step.states:
         proposal, kind = state.proposal, state.kind
         if proposal is not None and kind is not None and acceptance.first(kind, state.own) > worth:
-            most = len(proposal.tokens)
+            length = len(proposal.tokens)
             if kind.source is not Source.FORCED:  # what is certain cannot be lost
-                most = min(most, allowance.affordable(state.allowance, lost))
-            survival.append(acceptance.survival(kind, state.own, proposal.length, most))
+                length = min(length, allowance.affordable(state.allowance, lost))
+            survival.append(acceptance.survival(kind, state.own, proposal.length, length))
         else:
             survival.append([])
-    _ask_where_it_pays(step, survival, seconds[rows:], per_row)
-    return best_lengths(survival, step.decoding, seconds[rows:], per_row) if any(survival) else [0] * count
+    _ask_where_it_pays(step, survival, seconds, per_row)
+    return best_lengths(survival, step.decoding, seconds, per_row) if any(survival) else [0] * count
+
+
+def _most_rows(step: Step, curve: Floats) -> int:
+    """Rows that may be drafted in all: where several wait for a token, as many as make the step `stretch` times longer."""
+    rows = curve.size - 1 - step.decoding
+    if step.decoding == 1:
+        return rows
+    longest = step.controller.stretch * curve[step.decoding]
+    return min(rows, int(np.searchsorted(curve, longest, side="right")) - 1 - step.decoding)
 
 
 def always(most: int) -> Lengths:
