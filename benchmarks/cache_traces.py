@@ -20,7 +20,7 @@ import json
 import math
 import tarfile
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -186,15 +186,17 @@ def replay(prompts: list[Prompt], sizes: tuple[int, int, int], ram_policy: Calla
     return {"asked": asked, "found": found, "hits": sum(found.values()), "written": written, "rewritten": ssd.rewritten}
 
 
+def leading(prompt: Prompt, kept: Container[bytes]) -> int:
+    """Blocks that a prompt begins with and that are all there: what comes after the first gap is of no use."""
+    return next((i for i, key in enumerate(prompt) if key not in kept), len(prompt))
+
+
 def ideal(prompts: list[Prompt], capacity: int | None) -> int:
     """Hits of one LRU, or of a cache that never forgets."""
     kept: OrderedDict[bytes, None] = OrderedDict()
     hits = 0
     for prompt in prompts:
-        for key in prompt:
-            if key not in kept:
-                break
-            hits += 1
+        hits += leading(prompt, kept)
         for key in reversed(prompt):
             kept[key] = None
             kept.move_to_end(key)
@@ -207,10 +209,7 @@ def one_tier(prompts: list[Prompt], capacity: int, policy: Policy) -> int:
     """Hits of a single tier of this size."""
     hits = 0
     for prompt in prompts:
-        for key in prompt:
-            if key not in policy:
-                break
-            hits += 1
+        hits += leading(prompt, policy)
         for key in reversed(prompt):
             if key in policy:
                 policy.hit(key)

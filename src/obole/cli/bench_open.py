@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from obole.cli.options import WrongUsage, option_of
 from obole.cli.terminal import finite, progress_bar
 from obole.economics import formats
 from obole.economics.energy import meter
-from obole.economics.reading import lines
+from obole.economics.reading import lines, read_json
 from obole.economics.records import Blocks
 from obole.economics.runs import cost_facts
 from obole.errors import InvalidRequest
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from obole.bench.goodput import Traffic
     from obole.bench.load import Load
 
-LARGEST = 64 << 20  # bytes of a baseline
 CLOSED = ("concurrency", "requests", "offline")  # of a load that waits for its answers
 
 
@@ -99,14 +97,7 @@ def trace_times(path: Path) -> tuple[float, ...]:
 
 def read_document(path: Path) -> Mapping[str, Any]:
     """A document of `obole bench`. Raises `InvalidRequest`."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(LARGEST + 1)
-        document = json.loads(data) if len(data) <= LARGEST else None
-    except OSError as error:
-        raise InvalidRequest("baseline", f"{path} cannot be read: {error.strerror or error}.") from None
-    except (ValueError, RecursionError):
-        document = None
+    document = read_json(path, "baseline")
     if not isinstance(document, dict) or "benchmark" not in document or not isinstance(document.get("rows"), list):
         raise InvalidRequest("baseline", f"{path} is no document of a benchmark: name what obole bench wrote with --json.")
     return document

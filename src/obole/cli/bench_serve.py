@@ -42,6 +42,14 @@ PROMPT_TOKENS = 300
 LONG_TOKENS = 4096
 
 
+IgnoreEos = Annotated[
+    bool, typer.Option("--ignore-eos/--no-ignore-eos", help="Ask for answers of full length by the field ignore_eos.")
+]
+ModelName = Annotated[str | None, typer.Option(metavar="NAME", help="What requests call the model.", show_default="not at all")]
+Extra = Annotated[str, typer.Option(metavar="JSON", help="Further fields of every request, a JSON object.")]
+ApiKey = Annotated[str | None, typer.Option(metavar="KEY", help=f"Of the server. Or set {KEY}.", show_default="none")]
+
+
 def is_url(target: str) -> bool:
     return target.startswith(("http://", "https://"))
 
@@ -136,22 +144,16 @@ def serve(
         Path | None,
         typer.Option(metavar="FILE", help='Prompts in place of random words: {"prompt": ...} or {"messages": ...} a line.'),
     ] = None,
-    ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos/--no-ignore-eos", help="Ask for answers of full length by the field ignore_eos.")
-    ] = True,
-    model_name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="What requests call the model.", show_default="not at all")
-    ] = None,
-    extra: Annotated[str, typer.Option(metavar="JSON", help="Further fields of every request, a JSON object.")] = "{}",
+    ignore_eos: IgnoreEos = True,
+    model_name: ModelName = None,
+    extra: Extra = "{}",
     long_prompt_every: Annotated[
         float, typer.Option(min=0.0, metavar="X", help="Send a long prompt every X seconds meanwhile; 0: none.")
     ] = 0.0,
     long_prompt_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Its tokens, about.")] = LONG_TOKENS,
     offline: Annotated[bool, typer.Option("--offline", help="Compare with the same requests without a server.")] = False,
     seed: Annotated[int, typer.Option(min=0, metavar="N", help="Of the random words.")] = 0,
-    api_key: Annotated[
-        str | None, typer.Option(metavar="KEY", help=f"Of the server. Or set {KEY}.", show_default="none")
-    ] = None,
+    api_key: ApiKey = None,
     rate: Annotated[
         float | None,
         typer.Option(metavar="R", help="Requests a second that come by themselves (Poisson), in place of N at a time."),

@@ -10,7 +10,7 @@ import numpy as np
 import typer
 
 from obole.cli.bench import check_file, show
-from obole.cli.bench_serve import at_address, extra_fields, is_url
+from obole.cli.bench_serve import ApiKey, Extra, IgnoreEos, ModelName, at_address, extra_fields, is_url
 from obole.cli.bench_tables import number, print_table
 from obole.cli.failures import guarded
 from obole.cli.options import DEFAULT_MODEL, MODEL_HELP, Revision, WrongUsage, option_of, with_options
@@ -41,17 +41,11 @@ def leak(
     question: Annotated[
         str, typer.Option(metavar="NAME,...", help="What the observer wants to know: copied, cached, topic.")
     ] = "copied,cached,topic",
-    ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos/--no-ignore-eos", help="Ask for answers of full length by the field ignore_eos.")
-    ] = True,
-    model_name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="What requests call the model.", show_default="not at all")
-    ] = None,
-    extra: Annotated[str, typer.Option(metavar="JSON", help="Further fields of every request, a JSON object.")] = "{}",
+    ignore_eos: IgnoreEos = True,
+    model_name: ModelName = None,
+    extra: Extra = "{}",
     seed: Annotated[int, typer.Option(min=0, metavar="N", help="Of the prompts.")] = 0,
-    api_key: Annotated[
-        str | None, typer.Option(metavar="KEY", help=f"Of the server. Or set {KEY}.", show_default="none")
-    ] = None,
+    api_key: ApiKey = None,
     as_json: Annotated[
         str | None,
         typer.Option("--json", metavar="FILE", help="Write a document to FILE; - is standard output, in place of the table."),

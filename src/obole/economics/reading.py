@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import json
 import lzma
 import sys
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, NamedTuple, cast
+from typing import IO, Any, NamedTuple, cast
 
 from obole.errors import InvalidRequest
 
 LONGEST_LINE = 256 << 20  # bytes
+LARGEST_DOCUMENT = 64 << 20  # bytes
 MAGIC: tuple[tuple[bytes, Callable[[IO[bytes]], IO[bytes]]], ...] = (
     (b"\x1f\x8b", lambda file: cast("IO[bytes]", gzip.GzipFile(fileobj=file))),
     (b"BZh", lambda file: cast("IO[bytes]", bz2.BZ2File(file))),
@@ -32,6 +34,18 @@ class Line(NamedTuple):
     file: str
     number: int
     text: bytes
+
+
+def read_json(path: Path, field: str) -> Any:
+    """The contents of a file that is one JSON document; None for any other. Raises `InvalidRequest` if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(LARGEST_DOCUMENT + 1)
+        return json.loads(data) if len(data) <= LARGEST_DOCUMENT else None
+    except OSError as error:
+        raise InvalidRequest(field, f"{path} cannot be read: {error.strerror or error}.") from None
+    except (ValueError, RecursionError):
+        return None
 
 
 def lines(path: Path, moved: Moved = lambda _: None) -> Iterator[Line]:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from obole.costmodel import StepCost
+from obole.economics.reading import read_json
 from obole.errors import InvalidRequest
 from obole.prices import CACHED, COPIED, INPUT, OUTPUT
 from obole.types import Tier
 
-LARGEST = 64 << 20
 Samples = Mapping[str, Sequence[tuple[Mapping[str, str], float]]]  # of a page of metrics: labels and values by name
 
 HOW = "name what obole bench serve, throughput or latency wrote with --json"
@@ -46,14 +45,7 @@ class Run:
 
 def read_runs(path: Path) -> list[Run]:
     """The runs of a document of `obole bench`. Raises `InvalidRequest`."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(LARGEST + 1)
-        document = json.loads(data) if len(data) <= LARGEST else None
-    except OSError as error:
-        raise InvalidRequest("from", f"{path} cannot be read: {error.strerror or error}.") from None
-    except (ValueError, RecursionError):
-        document = None
+    document = read_json(path, "from")
     if not isinstance(document, dict) or document.get("benchmark") not in READERS:
         raise InvalidRequest("from", f"{path} is no document that can be priced: {HOW}.")
     try:

@@ -299,9 +299,9 @@ def by_cost(step: Step) -> list[int]:
     contexts = sum(seq.num_computed for seq in step.seqs)
     per_row = cost.context_seconds * contexts / count
     most = _most_rows(step, cost.curve(step.decoding + LONGEST_DRAFT * count))
-    seconds = (cost.curve(rows + most) + (cost.read_seconds * contexts + per_row * count))[rows:]
     if most == 0:
         return [0] * count
+    seconds = cost.curve(rows + most)[rows:] + (cost.read_seconds * contexts + per_row * count)
     worth = step.decoding * (seconds[1] - seconds[0] + per_row) / seconds[0]  # chance at which a row pays
     lost = allowance.prices(seconds, step.decoding, per_row)
     survival: list[list[float]] = []
