@@ -51,6 +51,16 @@ class RopeConfig:
     freq_factors: tuple[float, ...] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class MultiToken:
+    """That a model predicts several tokens in one pass: the n-th mask behind the newest token says which one comes n + 1 places
+    after it. `mask_id` is the id of the mask, which like all ids beyond is never chosen; `most`: tokens of a pass.
+    """
+
+    mask_id: int
+    most: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """A decoder-only transformer, the same whether it came from `config.json` or from GGUF metadata."""
@@ -80,6 +90,7 @@ class ModelConfig:
     attention_softcap: float | None = None
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
+    multi_token: MultiToken | None = None
 
     def window_of(self, layer: int) -> int | None:
         """Positions that a token sees in this layer, its own included; None: all before it."""

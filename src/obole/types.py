@@ -41,6 +41,7 @@ class Source(enum.StrEnum):
     PREDICTION = "prediction"  # the text that the caller expects back
     FORCED = "forced"  # a grammar left no choice
     DRAFT = "draft"  # a smaller model
+    MTP = "mtp"  # the model itself, in an earlier place: what it predicted several tokens ahead
 
 
 class Tier(enum.StrEnum):
@@ -59,7 +60,10 @@ class NamedBlock(NamedTuple):
     block: int
 
 
-SPECULATE = ("auto", "off", "lookup", "memory", "prediction", "forced", "draft")
+SPECULATE = ("auto", "off", "lookup", "memory", "prediction", "forced", "draft", "mtp")
+MTP = ("off", "verify", "confadapt", "static")
+LOSSY = ("confadapt", "static")
+MOST_MTP_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +100,11 @@ class Distribution(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Tokens proposed to follow a sequence's newest one, and who proposed each: one of equal length, never empty.
+    """Tokens proposed to follow a sequence's newest one, and who proposed each; never empty.
+
+    The last `masks` tokens are no proposals but masks, at which the model predicts what comes after them, and have no source.
+    With a `threshold` that is accepted unverified, from the first on and as long as the model gives each at least this
+    probability; with None it only serves to draft from.
 
     `distributions`: what each token was drawn from, where it is to be accepted or drawn anew by that; else None.
     """
@@ -104,10 +112,18 @@ class Draft:
     tokens: list[int]
     sources: list[Source]
     distributions: list[Distribution] | None = None
+    masks: int = 0
+    threshold: float | None = None
+
+    @property
+    def proposed(self) -> int:
+        """Tokens that are proposals."""
+        return len(self.sources)
 
     def first(self, count: int) -> Draft:
         drawn = self.distributions
-        return Draft(self.tokens[:count], self.sources[:count], None if drawn is None else drawn[:count])
+        masks = max(0, count - self.proposed)
+        return Draft(self.tokens[:count], self.sources[:count], None if drawn is None else drawn[:count], masks, self.threshold)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +167,9 @@ class SamplingParams:
     logprobs: int | None = None  # number of alternatives beside the chosen token; None: no log-probabilities
     prompt_logprobs: int | None = None  # the same for the prompt
     speculate: str | None = None  # which drafts to try, one of `SPECULATE`; None: as the engine is set. No answer depends on it
+    mtp: str | None = None  # how to use a model that predicts several tokens at once, one of `MTP`; None: as `speculate` says
+    tau: float = 0.9  # confadapt: least probability of a token that is taken unverified, and of those before it
+    mtp_tokens: int = 16  # confadapt, static: tokens of a pass at most
     prediction: str | tuple[int, ...] | None = None  # text that is expected back, mostly unchanged: a source of drafts
     grammar: Grammar | None = None  # what the answer must look like
     hold_seconds: float | None = None  # keep the prompt's cached blocks so long after the answer, in preference to others
@@ -159,6 +178,9 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         _integer("max_tokens", self.max_tokens, 0, 2**63 - 1, optional=True)
+        _number("tau", self.tau, 0.0, 1.0)
+        _integer("mtp_tokens", self.mtp_tokens, 1, MOST_MTP_TOKENS)
+        self._check_sources()
         _integer("min_tokens", self.min_tokens, 0, 2**63 - 1)
         _number("temperature", self.temperature, 0.0, math.inf)
         _integer("top_k", self.top_k, -1, 2**63 - 1)
@@ -176,8 +198,6 @@ class SamplingParams:
         if self.hold_seconds is not None:
             _number("hold_seconds", self.hold_seconds, 0.0, MAX_HOLD_SECONDS)
         _integer("hold_messages", self.hold_messages, 0, 2**31 - 1, optional=True)
-        if self.speculate is not None and self.speculate not in SPECULATE:
-            raise InvalidRequest("speculate", f"speculate must be one of {', '.join(SPECULATE)}, not {self.speculate!r}.")
         if self.prediction is not None and not isinstance(self.prediction, str):
             object.__setattr__(self, "prediction", _items("prediction", self.prediction))
             for token in self.prediction:
@@ -202,6 +222,22 @@ class SamplingParams:
         object.__setattr__(self, "logit_bias", MappingProxyType(dict(self.logit_bias)))
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest("min_tokens", f"min_tokens ({self.min_tokens}) is more than max_tokens ({self.max_tokens}).")
+
+    def _check_sources(self) -> None:
+        if self.speculate is not None and self.speculate not in SPECULATE:
+            raise InvalidRequest("speculate", f"speculate must be one of {', '.join(SPECULATE)}, not {self.speculate!r}.")
+        if self.mtp is not None and self.mtp not in MTP:
+            raise InvalidRequest("mtp", f"mtp must be one of {', '.join(MTP)}, not {self.mtp!r}.")
+        wanted = ("mtp", "auto") if self.mtp == "verify" else ("off", "auto")
+        if self.mtp not in (None, "off") and self.speculate not in (None, *wanted):
+            raise InvalidRequest("speculate", f"With mtp {self.mtp}, speculate must be {' or '.join(wanted)}: or leave it out.")
+        if self.mtp == "off" and self.speculate == "mtp":
+            raise InvalidRequest("mtp", "speculate is mtp, but mtp is off: set only one of them.")
+
+    @property
+    def lossy(self) -> bool:
+        """Whether tokens are taken that no ordinary pass has confirmed."""
+        return self.mtp in LOSSY
 
 
 def _items(name: str, value: object) -> tuple[Any, ...]:
@@ -272,7 +308,7 @@ class Sequence:
     __slots__ = (
         "request", "index", "seed", "tokens", "prompt_len", "max_len", "min_len", "stop_ids", "status", "num_computed",
         "tables", "keys", "num_registered", "parent", "text", "logprobs", "prompt_logprobs", "finish_reason", "tally", "dead",
-        "draft", "constraint", "speculation", "private",
+        "draft", "constraint", "speculation", "private", "stride",
     )  # fmt: skip
 
     def __init__(
@@ -309,11 +345,17 @@ class Sequence:
         self.draft: Draft | None = None  # of the step under way or about to be planned
         self.constraint = constraint  # advanced by the runner with each token it chooses
         self.speculation: object | None = None  # the controller's own, as long as the sequence lives
+        self.stride = params.mtp_tokens if params.lossy else 1  # tokens that a step may yield, which the next one computes
         self.private = False  # its tenant wants everything deleted: nothing of it is kept for others to use
 
     @property
     def output_ids(self) -> list[int]:
         return self.tokens[self.prompt_len :]
+
+    @property
+    def pending(self) -> int:
+        """Tokens that are not computed yet: the rows that the next step has for it, its draft aside."""
+        return len(self.tokens) - self.num_computed
 
 
 @dataclass(slots=True)
@@ -339,6 +381,8 @@ class Tally:
     draft_seconds: float = 0.0
     saved_seconds: float = 0.0  # estimate
     resampled: bool = False  # drafts were accepted or drawn anew by what they were drawn from
+    masks: int = 0  # rows at which tokens were predicted ahead
+    confidences: list[float] = field(default_factory=list)  # of the tokens taken unverified
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,7 +403,9 @@ class Receipt:
     one by one, less the time that they took, with that spent on finding drafts.
 
     `acceptance`: "exact" for an answer that drafts had no influence on; "distribution" where a draft model's tokens were
-    accepted or drawn anew by the probabilities of both models: without them another answer, just as likely, may have come.
+    accepted or drawn anew by the probabilities of both models: without them another answer, just as likely, may have come;
+    "lossy" where tokens predicted ahead were taken unverified, and one by one the model might have said something else.
+    `confidences`: the probabilities that it gave these, in order. `mask_rows`: rows at which it predicted ahead.
     """
 
     prompt_tokens: int
@@ -387,11 +433,14 @@ class Receipt:
     cached_by_tier: Mapping[str, int] = field(default_factory=dict)
     load_seconds: float = 0.0
     held_tokens: int = 0
+    mask_rows: int = 0
+    confidences: tuple[float, ...] = ()
 
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step: for each sequence, the tokens [start, start + rows) are computed, its draft counted as the last ones.
+    """One step: for each sequence, the tokens [start, start + rows) are computed, its draft, masks and all, counted as the last
+    ones.
 
     `samples[i]` says that the newest token of sequence i is among them, so that the step yields the next one, and with
     a draft up to one more than was drafted.
@@ -411,6 +460,13 @@ class StepPlan:
     promotions: list[tuple[int, np.ndarray[Any, np.dtype[np.uint8]]]] = field(default_factory=list)
 
 
+class Ahead(NamedTuple):
+    """A token predicted at a mask, and the probability that the model gave it there."""
+
+    token: int
+    confidence: float
+
+
 @dataclass(slots=True)
 class StepResult:
     """What a step yielded, in the order of the plan; `tokens[i]` is empty where nothing was sampled."""
@@ -421,6 +477,8 @@ class StepResult:
     weight_bytes: int = 0
     kv_bytes: list[int] = field(default_factory=list)
     distributions: list[list[Distribution]] = field(default_factory=list)  # beside `tokens`, from a runner that keeps them
+    confidences: dict[int, list[float]] = field(default_factory=dict)  # by index in the plan, beside `tokens`, where lossy
+    ahead: dict[int, list[Ahead]] = field(default_factory=dict)  # by index in the plan: what was predicted after its tokens
 
 
 @dataclass(frozen=True, slots=True)

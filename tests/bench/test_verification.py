@@ -8,9 +8,11 @@ import math
 
 import pytest
 
+from fakes.checkpoints import random_weights, tiny_config, write_hf
 from obole import SamplingParams
 from obole.bench import inside, verification
 from obole.bench.verification import FULL, OFF, SHORTEST, WITH_GRAMMAR, Extent, Way, describe, difference, verify, with_slips
+from obole.config import MultiToken
 from obole.engine import runner
 from obole.engine.engine import Engine
 from obole.errors import InvalidRequest
@@ -46,6 +48,17 @@ def test_the_draft_model(tiny_engine, tiny_folders):
     assert proof.proved
     assert len(found) == 16
     assert all(o.accepted for o in found)
+
+
+def test_predictions_of_several_tokens(tmp_path):
+    config = tiny_config("llama", multi_token=MultiToken(120, 16))
+    write_hf(tmp_path / "model", config, random_weights(config))
+    with Engine(tmp_path / "model") as engine:
+        proof = verify(engine, SMALL)
+    found = [o for o in proof.outcomes if o.way.drafting.name == "mtp"]
+    assert proof.proved
+    assert len(found) == 16
+    assert all(o.drafted for o in found)
 
 
 def test_grammars(default_model_path, monkeypatch):

@@ -460,7 +460,8 @@ def test_a_step_that_fails_ends_its_requests_and_no_others(tiny_engine, monkeypa
                 if stream.id in failed[0]:
                     assert isinstance(result, EngineFailure)
                     assert isinstance(result.__cause__, MemoryError)
-                    assert stream.result.finish_reason is FinishReason.CANCELLED
+                    # another answer to the same prompt may have ended before
+                    assert any(choice.finish_reason is FinishReason.CANCELLED for choice in stream.result.choices)
                 else:
                     assert result.finish_reason is FinishReason.LENGTH
             assert streams[1].id in failed[0]

@@ -102,6 +102,8 @@ def hf_config(config: ModelConfig, style: int = 5) -> dict[str, Any]:
     if gemma:
         assert config.attention_scale is not None
         result |= {"query_pre_attn_scalar": round(config.attention_scale**-2), "sliding_window": config.sliding_window}
+    if config.multi_token is not None:
+        result["multi_token"] = {"mask_token_id": config.multi_token.mask_id, "max_tokens": config.multi_token.most}
     if config.sliding_layers:
         result["layer_types"] = ["sliding_attention" if s else "full_attention" for s in config.sliding_layers]
         result |= {"sliding_window": config.sliding_window} | ({} if gemma else {"use_sliding_window": True})

@@ -128,6 +128,7 @@ def test_fields_out_of_range_are_named(client, path, field, value):
         ("top_logprobs", 2), ("top_logprobs", 101), ("logprobs", 2), ("store", True), ("service_tier", "priority"),
         ("modalities", ["audio"]), ("audio", {}), ("functions", []), ("function_call", "auto"), ("reasoning_effort", "high"),
         ("web_search_options", {}), ("metadata", {"a": 1}), ("max_tokens", 0), ("verbosity", "low"),
+        ("mtp", "confadapt"), ("mtp", "fast"), ("tau", 1.5), ("mtp_tokens", 0), ("mtp_tokens", 65), ("speculate", "mtp"),
     ],
 )  # fmt: skip
 def test_fields_of_chats_are_named(client, field, value):

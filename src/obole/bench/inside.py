@@ -76,6 +76,11 @@ def has_draft_model(engine: Engine) -> bool:
     return engine._controller.draft_model is not None
 
 
+def predicts_ahead(engine: Engine) -> bool:
+    """Whether the model predicts several tokens in one pass."""
+    return engine._controller.multi_token is not None
+
+
 def remember(engine: Engine, tenant: str, tokens: list[int]) -> None:
     """Let later requests of a tenant draft from these tokens, as from an earlier prompt and answer."""
     request = Request(
@@ -88,11 +93,12 @@ def remember(engine: Engine, tenant: str, tokens: list[int]) -> None:
 def always_drafting(engine: Engine, most: int) -> Iterator[None]:
     """Within, every proposal is followed for up to `most` tokens, whether that is likely to pay or not."""
     controller = engine._controller
-    before, controller.lengths = controller.lengths, always(most)
+    before = controller.lengths, controller.least_chance
+    controller.lengths, controller.least_chance = always(most), 0.0
     try:
         yield
     finally:
-        controller.lengths = before
+        controller.lengths, controller.least_chance = before
 
 
 @contextmanager

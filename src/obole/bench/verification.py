@@ -57,6 +57,7 @@ class Drafting:
 
 OFF = Drafting("off", "off")
 WITH_MODEL = Drafting("draft", "draft")
+WITH_MASKS = Drafting("mtp", "mtp")
 WITH_GRAMMAR = (
     Drafting("forced", "forced", grammar=True),
     Drafting("auto with grammar", "auto", remembered=True, predicted=True, grammar=True),
@@ -176,7 +177,9 @@ def check_engine(engine: Engine, extent: Extent) -> None:
 
 def applicable(engine: Engine) -> list[Drafting]:
     with_grammar = WITH_GRAMMAR if engine.tokenizer is not None else ()
-    return [*DRAFTINGS, *with_grammar, *([WITH_MODEL] if inside.has_draft_model(engine) else [])]
+    with_model = [WITH_MODEL] if inside.has_draft_model(engine) else []
+    with_masks = [WITH_MASKS] if inside.predicts_ahead(engine) else []
+    return [*DRAFTINGS, *with_grammar, *with_model, *with_masks]
 
 
 def some_prompts(engine: Engine, count: int, most: int) -> dict[str, list[int]]:

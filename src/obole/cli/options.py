@@ -84,6 +84,14 @@ SAMPLING: Mapping[str, Help] = {
     "n": Help("Number of answers."),
     "logprobs": Help("Report log-probabilities, with this many alternatives (with --json).", unset="none"),
     "prompt_logprobs": Help("The same for the prompt (with --json).", unset="none"),
+    "mtp": Help(
+        "With a model that predicts several tokens in one pass: off, verify (drafts that are confirmed: no answer changes), "
+        "confadapt or static (taken unverified: lossy).",
+        unset="verify, where it pays",
+        metavar="MODE",
+    ),
+    "tau": Help("confadapt: take predicted tokens while the model gives each at least this probability."),
+    "mtp_tokens": Help("confadapt, static: tokens of a pass at most."),
 }
 
 # Fields of `SamplingParams` that are no options of this kind: the engine's own option does it, or a command has one for a file.
@@ -98,7 +106,7 @@ ENGINE: Mapping[str, Help] = {
     "threads": Help("Processor threads.", unset="the processors at hand"),
     "kernels": Help("Implementation of the operations: auto, native or reference.", metavar="KIND"),
     "speculate": Help(
-        "Drafts to try: auto, off, lookup, memory, prediction, forced, draft. No answer changes.", metavar="WHICH"
+        "Drafts to try: auto, off, lookup, memory, prediction, forced, draft, mtp. No answer changes.", metavar="WHICH"
     ),
     "draft": Help("A smaller model of the same vocabulary that drafts.", unset="none", metavar="MODEL"),
     "draft_acceptance": Help(

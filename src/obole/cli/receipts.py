@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from obole.engine.results import Choice, EngineInfo
 from obole.engine.sampler import is_greedy
 from obole.prices import PriceList, plain, price
@@ -87,9 +89,17 @@ def drafts(r: Receipt) -> str:
     parts = [f"{plural(sum(r.drafted.values()), 'token')} drafted, {vain:,} of them in vain"]
     parts += [f"{plural(r.draftless_passes, 'pass')} without", f"{r.draft_seconds:.2f} s to find them"]
     parts += ["right in distribution only"] if r.acceptance == "distribution" else []
+    parts += [unverified(r.confidences)] if r.confidences else []
     saved = r.saved_seconds
     parts += [f"about {abs(saved):.2f} s {'saved' if saved >= 0 else 'lost'}"]
     return " · ".join(parts)
+
+
+def unverified(confidences: Sequence[float]) -> str:
+    """ "lossy: 87 tokens unverified, confidence 0.98 on average, 0.91 at least"."""
+    mean = sum(confidences) / len(confidences)
+    count = plural(len(confidences), "token")
+    return f"lossy: {count} unverified, confidence {mean:.2f} on average, {min(confidences):.2f} at least"
 
 
 def receipt_text(

@@ -75,6 +75,7 @@ def assemble(model: str, revision: str | None, config: EngineConfig, progress: P
         store=IndexStore(remembered, config.draft_memory_seconds),
         clock=time.perf_counter,
         draft_model=draft,
+        multi_token=checkpoint.config.multi_token,
         stretch=config.scheduler.step_stretch,
     )
     ends = frozenset(checkpoint.config.eos_ids) | (tokenizer.end_ids if tokenizer is not None else frozenset())
@@ -140,8 +141,10 @@ def load_draft(
 
 
 def count_tokens(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> int:
-    """Ids that mean something: a model may have rows beyond its tokenizer's vocabulary."""
-    return checkpoint.config.vocab_size if tokenizer is None else tokenizer.vocab_size
+    """Ids that mean something: a model may have rows beyond its tokenizer's vocabulary, and its mask is no token to choose."""
+    size = checkpoint.config.vocab_size if tokenizer is None else tokenizer.vocab_size
+    multi_token = checkpoint.config.multi_token
+    return size if multi_token is None else min(size, multi_token.mask_id)
 
 
 def check_vocabulary(model: str, target: Checkpoint, tokenizer: Tokenizer | None, draft: Checkpoint) -> None:

@@ -226,6 +226,10 @@ class Engine:
         if not isinstance(params, SamplingParams):
             raise InvalidRequest("params", f"params must be SamplingParams, not {type(params).__name__}.")
         check_params(params, self.vocab_size, self.tokenizer is not None)
+        if self._controller.multi_token is None and (params.mtp not in (None, "off") or params.speculate == "mtp"):
+            name = "speculate" if params.mtp in (None, "off") else "mtp"
+            problem = f"{name} is {getattr(params, name)}, but this model predicts one token at a time"
+            raise InvalidRequest(name, f"{problem}: leave it out, or use a model made by `obole distill`.")
         if params.speculate == "draft" and self._controller.draft_model is None:
             raise InvalidRequest("speculate", "speculate is draft, but this engine has no model that drafts: open it with one.")
         now = self._clock()
@@ -303,7 +307,7 @@ class Engine:
         started = self._clock()
         result = self._runner.run(plan)
         seconds = self._clock() - started
-        self._controller.observe(plan, result.tokens, seconds)
+        self._controller.observe(plan, result.tokens, seconds, result.ahead)
         return result, seconds
 
     def _when_idle(self) -> bool:

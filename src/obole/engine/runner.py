@@ -10,11 +10,22 @@ import torch
 
 from obole.costmodel import kv_bytes_read, weight_bytes_read
 from obole.engine.batch import LogitRow, build_batch, logit_rows
-from obole.engine.sampler import Floats, Ints, choose, has_penalties, is_greedy, is_plain_greedy, masked, token_logprob
+from obole.engine.sampler import (
+    Floats,
+    Ints,
+    choose,
+    confidence,
+    has_penalties,
+    is_greedy,
+    is_plain_greedy,
+    masked,
+    token_logprob,
+)
 from obole.engine.steps import Steps
 from obole.errors import ModelError
-from obole.types import Distribution, Sequence, StepPlan, StepResult
+from obole.types import Ahead, Distribution, Sequence, StepPlan, StepResult
 
+LEAST_CONFIDENCE = 0.2  # of a predicted token for what follows it to be worth looking at
 LOGIT_ROWS = 64  # rows of logits held at once: scoring a long prompt must not need rows x vocabulary of memory
 
 
@@ -68,7 +79,10 @@ class Runner:
             sequence = plan.sequences[i]
             params = sequence.request.params
             chosen = result.tokens[i]
-            if not may_follow(sequence, chosen, offset):
+            draft = sequence.draft
+            at_mask = draft is not None and offset > draft.proposed
+            follows = foresees(result, i, sequence, offset) if at_mask else may_follow(sequence, chosen, offset)
+            if not follows:
                 continue
             if not math.isfinite(row[top]):
                 raise ModelError(f"The model computed {row[top]} as its largest logit: its weights are damaged.")
@@ -78,8 +92,18 @@ class Runner:
                     entries = result.prompt_logprobs[i] = []
                 entries.append(token_logprob(row, sequence.tokens[position + 1], params.prompt_logprobs or 0))
                 continue
+            known = row[: self.vocab_size]
+            if at_mask and not params.lossy:
+                likeliest = top if top < known.size else int(known.argmax())
+                result.ahead.setdefault(i, []).append(Ahead(likeliest, confidence(row, likeliest)))
+                continue
             kept = result.distributions[i] if self.keeps_distributions and not is_greedy(params) else None
-            token = self._choose(sequence, chosen, row[: self.vocab_size], top, kept)
+            token = self._choose(sequence, chosen, known, top, kept)
+            if draft is not None and draft.threshold is not None:
+                sure = confidence(row, token)
+                if at_mask and sure < draft.threshold:
+                    continue
+                result.confidences.setdefault(i, []).append(sure)
             chosen.append(token)
             if sequence.constraint is not None and not sequence.dead:
                 sequence.constraint.accept(token)
@@ -116,6 +140,21 @@ class Runner:
     def _noise(self, seed: int, position: int, ids: Ints) -> Floats:
         noise: Floats = self.steps.ops.gumbel(seed, position, torch.from_numpy(np.ascontiguousarray(ids))).numpy()
         return noise
+
+
+def foresees(result: StepResult, i: int, sequence: Sequence, offset: int) -> bool:
+    """Whether the row of a mask counts: if all before it did. `offset`: drafted tokens and masks up to the row's own.
+
+    Taken unverified are tokens of which the model is sure, from the first on (ConfAdapt, arXiv 2602.06019, section 3.3).
+    """
+    draft, chosen = sequence.draft, result.tokens[i]
+    if draft is None or (sequence.constraint is not None and sequence.constraint.over):
+        return False
+    if draft.threshold is not None:
+        return len(chosen) == offset and result.confidences[i][-1] >= draft.threshold
+    ahead = result.ahead.get(i, [])
+    sure = not ahead or ahead[-1].confidence >= LEAST_CONFIDENCE
+    return sure and len(chosen) == draft.proposed + 1 and len(ahead) == offset - draft.proposed - 1
 
 
 def may_follow(sequence: Sequence, chosen: list[int], offset: int) -> bool:

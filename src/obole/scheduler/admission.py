@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from obole.cache.managers import KVCacheManager
 from obole.errors import InvalidRequest
+from obole.scheduler.rules import most_rows
 from obole.types import Sequence
 
 
@@ -30,8 +31,9 @@ def longest_computable(cache: KVCacheManager, max_context: int) -> int:
     return low
 
 
-def refuse_impossible(seq: Sequence, cache: KVCacheManager, max_context: int, longest_answer: int) -> None:
-    """Raise `InvalidRequest` if the sequence can never be computed. `longest_answer`: prompt and output that fit together.
+def refuse_impossible(seq: Sequence, cache: KVCacheManager, max_context: int, longest_answer: int, max_rows: int) -> None:
+    """Raise `InvalidRequest` if the sequence can never be computed. `longest_answer`: prompt and output that fit together;
+    `max_rows`: of a step.
 
     The newest token of an answer is never computed, so it needs a place in the context, but none in the pool.
     """
@@ -52,6 +54,12 @@ def refuse_impossible(seq: Sequence, cache: KVCacheManager, max_context: int, lo
             "prompt",
             f"The prompt of {prompt} tokens needs {cache.blocks_needed(prompt)} blocks of KV cache, and the whole pool has "
             f"{blocks}; shorten the prompt or raise kv_device.",
+        )
+    if most_rows(seq) > max_rows:
+        raise InvalidRequest(
+            "mtp_tokens",
+            f"mtp_tokens of {seq.stride} needs steps of {most_rows(seq)} rows, and max_batch_tokens is {max_rows}; ask for at "
+            f"most {(max_rows + 1) // 2} or raise max_batch_tokens.",
         )
     least = seq.request.params.min_tokens
     if prompt + least > longest_answer and not scoring:

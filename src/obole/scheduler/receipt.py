@@ -48,10 +48,12 @@ def receipt(seq: Sequence) -> Receipt:
         draftless_passes=tally.draftless_passes,
         draft_seconds=tally.draft_seconds,
         saved_seconds=tally.saved_seconds,
-        acceptance="distribution" if tally.resampled else "exact",
+        acceptance="lossy" if tally.confidences else "distribution" if tally.resampled else "exact",
         cached_by_tier=_by_tier(cached, tally.cached_by_tier),
         load_seconds=tally.load_seconds,
         held_tokens=tally.held,
+        mask_rows=tally.masks,
+        confidences=tuple(tally.confidences),
     )
 
 

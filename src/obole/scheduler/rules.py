@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from obole.cache.ledger import LedgerError
-from obole.types import FinishReason, Sequence, Source, Status, StepPlan
+from obole.types import Draft, FinishReason, Sequence, Source, Status, StepPlan
 
 
 def append(plan: StepPlan, seq: Sequence, rows: int) -> None:
@@ -23,6 +23,10 @@ def book_draft(seq: Sequence, taken: list[int]) -> tuple[Source, ...]:
         tally.draftless_passes += 1
         return (Source.MODEL,) * len(taken)
     seq.draft = None
+    tally.masks += draft.masks
+    if draft.threshold is not None:
+        return _book_unverified(seq, draft, len(taken) - 1)
+    tally.draftless_passes += not draft.sources
     tally.resampled |= draft.distributions is not None
     for source in draft.sources:
         tally.drafted[source] = tally.drafted.get(source, 0) + 1
@@ -33,6 +37,38 @@ def book_draft(seq: Sequence, taken: list[int]) -> tuple[Source, ...]:
         accepted.append(source)
         tally.accepted[source] = tally.accepted.get(source, 0) + 1
     return (*accepted, *[Source.MODEL] * (len(taken) - len(accepted)))
+
+
+def _book_unverified(seq: Sequence, draft: Draft, ahead: int) -> tuple[Source, ...]:
+    """All tokens but the first were predicted ahead, at as many of the masks."""
+    tally = seq.tally
+    tally.drafted[Source.MTP] = tally.drafted.get(Source.MTP, 0) + draft.masks
+    tally.accepted[Source.MTP] = tally.accepted.get(Source.MTP, 0) + ahead
+    return (Source.MODEL, *[Source.MTP] * ahead)
+
+
+def lags(seq: Sequence) -> bool:
+    """Whether more is to be computed than what its last step yielded: a prompt, or what preemption has taken away."""
+    return len(seq.tokens) > seq.num_computed + seq.stride
+
+
+def due(seq: Sequence) -> int:
+    """Rows for which a sequence that lags wants a place.
+
+    The newest token of an answer whose tokens are taken unverified is left for the step after: masks belong behind it, and the
+    text must not depend on whether the sequence was preempted.
+    """
+    return seq.pending - (seq.stride > 1 and len(seq.tokens) > seq.prompt_len)
+
+
+def most_rows(seq: Sequence) -> int:
+    """Rows that a sequence which does not lag may want in a step, drafts aside, that wait for room: tokens and masks."""
+    return 2 * seq.stride - 1
+
+
+def masks_due(seq: Sequence) -> int:
+    """Masks of a sequence without which a step would yield other tokens: its predictions are taken unverified."""
+    return seq.draft.masks if seq.draft is not None and seq.draft.threshold is not None else 0
 
 
 def take(seq: Sequence, new: list[int]) -> tuple[int, FinishReason | None]:

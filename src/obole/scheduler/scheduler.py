@@ -1,11 +1,11 @@
 """Decides what each step computes. No torch, no clock of its own.
 
 There are no phases: a sequence has tokens, and a count of those already computed; a step computes some of the rest, at most
-`max_batch_tokens` rows over all sequences. Sequences that lack a single token, the decoding ones, are served first; what the
-budget (`budget.py`) leaves goes to the others, oldest first, and then to the queue: a long prompt goes in pieces that make the
-decoding ones wait only `step_stretch` times longer. A draft is a few more tokens that are not computed yet; it takes rows and
-blocks that nobody else wants, and is shortened or dropped without. Sequences whose beginning is in a lower tier own blocks and
-wait, while others go on, until these are filled (`loading.py`).
+`max_batch_tokens` rows over all sequences. Sequences that lack only what their last step has yielded, mostly a single token,
+the decoding ones, are served first; what the budget (`budget.py`) leaves goes to the others, oldest first, and then to the
+queue: a long prompt goes in pieces that make the decoding ones wait only `step_stretch` times longer. A draft is a few more
+tokens that are not computed yet; it takes rows and blocks that nobody else wants, and is shortened or dropped without.
+Sequences whose beginning is in a lower tier own blocks and wait, while others go on, until these are filled (`loading.py`).
 
 Order of arrival is the one priority. Without room in the KV pool the youngest admitted sequence goes back to the queue, where
 nobody overtakes it. So the oldest sequence is never interrupted, and since the pool could hold it alone (else it was
@@ -25,7 +25,7 @@ from obole.errors import InvalidRequest
 from obole.scheduler.admission import Stuck, longest_computable, refuse_impossible
 from obole.scheduler.budget import StepBudget, step_budget
 from obole.scheduler.loading import Loader
-from obole.scheduler.rules import append, book_draft, check_places, end, take
+from obole.scheduler.rules import append, book_draft, check_places, due, end, lags, masks_due, most_rows, take
 from obole.types import Draft, Event, FinishReason, Sequence, Source, Status, StepPlan, StepResult
 
 
@@ -69,7 +69,7 @@ class Scheduler:
         for seq in seqs:
             if seq.request.id in self._requests:
                 raise InvalidRequest("id", f"There already is a request {seq.request.id!r}; wait for it or use another id.")
-            refuse_impossible(seq, self.cache, self.max_context, self.max_length)
+            refuse_impossible(seq, self.cache, self.max_context, self.max_length, self.config.max_batch_tokens)
         for seq in seqs:
             seq.parent = seqs[0] if seq is not seqs[0] else None
             self._order[seq] = self._arrivals
@@ -120,29 +120,25 @@ class Scheduler:
         return bool(self._loading)
 
     def decoding(self) -> list[Sequence]:
-        """Running sequences that lack a single token and may have more than one after it: those for which a draft is of use."""
-        return [s for s in self._running if len(s.tokens) == s.num_computed + 1 < s.max_len - 1]
+        """Running sequences that do not lag and may have more than one token after the newest: those a draft is of use for."""
+        return [s for s in self._running if not lags(s) and len(s.tokens) < s.max_len - 1]
 
     def other_rows(self) -> int:
         """Rows that prompts will about take in the next step, beside the decoding sequences."""
-        behind = [s for s in self._running if len(s.tokens) > s.num_computed + 1]
-        places = self._most_running - self._admitted
+        behind = [s for s in self._running if lags(s)]
+        places = min(self.config.max_sequences, self.config.max_batch_tokens) - self._admitted
         entering = self._waiting[: min(places, 8)] if places > 0 and self._waiting and not self._still_stuck() else []
         if not behind and not entering:
             return 0
-        budget = self._budget([s for s in self._running if len(s.tokens) == s.num_computed + 1])
+        budget = self._budget([s for s in self._running if not lags(s)])
         most = budget.room(behind[0].num_computed if behind else 0)
-        rows = sum(len(s.tokens) - s.num_computed for s in behind)
+        rows = sum(s.pending for s in behind)
         return min(most, rows + sum(len(s.tokens) for s in entering) if rows < most else rows)
 
-    @property
-    def _most_running(self) -> int:
-        """Each of those running wants a row some day."""
-        return min(self.config.max_sequences, self.config.max_batch_tokens)
-
     def _budget(self, decoding: list[Sequence]) -> StepBudget:
-        drafted = sum(len(s.draft.tokens) for s in decoding if s.draft is not None)
-        return step_budget(self.config, len(decoding), sum(s.num_computed for s in decoding), self.cost, drafted)
+        drafted = sum(len(s.draft.tokens) - masks_due(s) for s in decoding if s.draft is not None)
+        rows = sum(s.pending + masks_due(s) for s in decoding)
+        return step_budget(self.config, rows, sum(s.num_computed for s in decoding), self.cost, drafted)
 
     # -- plan -------------------------------------------------------------------------------------------------------------
 
@@ -163,7 +159,7 @@ class Scheduler:
                 self._admit(plan, now, budget)
         self._plan_drafts(plan)
         if not plan.sequences and not plan.promotions:
-            if self._order and not self._loading:
+            if self._order and not self._loading and not self._running:
                 raise RuntimeError(f"No step can be planned for {len(self._order)} sequences: the scheduler is stuck.")
             self._under_way = None
             return None
@@ -182,29 +178,31 @@ class Scheduler:
             self._make_room(seq, seq.num_computed + 1, plan)  # copies the last block at once if others hold it
 
     def _plan_decoding(self, plan: StepPlan) -> list[Sequence]:
-        """One row for each sequence that lacks one; returns the others. Runs 256 times a step: no calls off the boundary."""
-        sequences, starts, samples = plan.sequences, plan.starts, plan.samples
+        """Rows for each sequence that does not lag; returns the others. Runs 256 times a step: no calls off the boundary."""
+        sequences, starts, rows, samples = plan.sequences, plan.starts, plan.rows, plan.samples
         behind = []
         for seq in self._running:  # loses its last elements when sequences are preempted, which Python allows
             start = seq.num_computed
-            length = start + 1
-            if len(seq.tokens) != length:
+            length = len(seq.tokens)
+            count = length - start
+            if count > seq.stride:
                 behind.append(seq)
                 continue
+            count += masks_due(seq) if seq.stride > 1 else 0
             # Between steps no running sequence shares the block it writes next (see `_enter`), so only a new one is asked for.
-            if start % BLOCK_SIZE == 0 and not self._make_room(seq, length, plan):
+            if (start % BLOCK_SIZE == 0 or count > 1) and not self._make_room(seq, start + count, plan):
                 break
             sequences.append(seq)
             starts.append(start)
+            rows.append(count)
             samples.append(length < seq.max_len)
-        plan.total_rows = len(sequences)
-        plan.rows = [1] * plan.total_rows
+        plan.total_rows = sum(rows)
         return behind
 
     def _plan_drafts(self, plan: StepPlan) -> None:
         """Last of all, when everybody has what a step without drafts would give."""
         for i, seq in enumerate(plan.sequences):
-            if seq.draft is not None:
+            if seq.draft is not None and seq.draft.threshold is None:
                 self._plan_draft(plan, i, seq.draft)
 
     def _plan_draft(self, plan: StepPlan, i: int, draft: Draft) -> None:
@@ -231,7 +229,7 @@ class Scheduler:
                 return False
             if seq.status is not Status.RUNNING:
                 break
-            rows = min(room, len(seq.tokens) - start)
+            rows = min(room, due(seq))
             if not self._make_room(seq, start + rows, plan):
                 break
             append(plan, seq, rows)
@@ -273,14 +271,18 @@ class Scheduler:
         waiting = self._waiting
         reserve = sum(self._wants_soon(seq) for seq in (*self._running, *self._loading))
         i = 0
-        while i < len(waiting) and budget.room(0) > 0 and self._admitted < self._most_running:
+        rows = self.config.max_batch_tokens - sum(most_rows(seq) for seq in (*self._running, *self._loading))
+        while i < len(waiting) and budget.room(0) > 0 and self._admitted < self.config.max_sequences:
             seq = waiting[i]
+            if most_rows(seq) > rows:
+                break
             parent = seq.parent
             at_work = parent is not None and parent.status in (Status.RUNNING, Status.LOADING)
             if parent is not None and at_work and parent.num_computed < parent.prompt_len:
                 i += 1  # waits for a prompt that is being computed, which is no reason for others to wait
             elif self._enter(seq, plan, now, reserve, budget):
                 del waiting[i]
+                rows -= most_rows(seq)
                 reserve += self._wants_soon(seq)
             else:
                 self._stuck = Stuck(seq, self.cache.available, self._admitted)
@@ -305,7 +307,7 @@ class Scheduler:
                 return self._load(seq, tokens, hit, plan, now, reserve, budget)
             cache.attach(seq, hit)
         hit = seq.num_computed
-        upto = min(len(seq.tokens), hit + max(1, budget.room(hit)))
+        upto = hit + min(due(seq), max(1, budget.room(hit)))
         fits = not self._admitted or cache.missing(seq, len(seq.tokens)) + reserve <= cache.available
         # Copies the last block at once if others hold it, so that the sequence owns what it will write.
         copies = cache.allocate(seq, upto) if fits else None
@@ -316,8 +318,9 @@ class Scheduler:
         if forked and parent is not None:
             seq.prompt_logprobs = list(parent.prompt_logprobs)
         self._start(seq, hit, now)
-        append(plan, seq, upto - hit)
-        budget.take(upto - hit, hit)
+        if upto > hit:
+            append(plan, seq, upto - hit)
+            budget.take(upto - hit, hit)
         return True
 
     def _load(self, seq: Sequence, tokens: int, hit: int, plan: StepPlan, now: float, reserve: int, budget: StepBudget) -> bool:
@@ -336,8 +339,8 @@ class Scheduler:
         self._advance(seq, plan, now)
         if seq.status is Status.RUNNING:
             start = seq.num_computed
-            rows = min(len(seq.tokens) - start, max(1, budget.room(start)))
-            if self._make_room(seq, start + rows, plan):
+            rows = min(due(seq), max(1, budget.room(start)))
+            if rows and self._make_room(seq, start + rows, plan):
                 append(plan, seq, rows)
                 budget.take(rows, start)
         return True
@@ -371,15 +374,8 @@ class Scheduler:
         rows_before = 0
         weight_bytes, total_rows = result.weight_bytes, plan.total_rows
         charged = 0
-        for seq, start, rows, tokens, kv_bytes, logprobs, scores in zip(
-            plan.sequences,
-            plan.starts,
-            plan.rows,
-            result.tokens,
-            result.kv_bytes or repeat(0),
-            result.logprobs,
-            result.prompt_logprobs,
-            strict=False,
+        for i, (seq, start, rows, tokens, kv_bytes) in enumerate(
+            zip(plan.sequences, plan.starts, plan.rows, result.tokens, result.kv_bytes or repeat(0), strict=False)
         ):
             tally = seq.tally
             tally.passes += 1
@@ -390,9 +386,8 @@ class Scheduler:
             charged += share
             if seq.dead:
                 continue
-            if scores is not None:
-                seq.prompt_logprobs += scores
-            computed = start + rows
+            seq.prompt_logprobs += result.prompt_logprobs[i] or ()
+            computed = start + rows - (0 if seq.draft is None else seq.draft.masks)
             reason = None
             sources: tuple[Source, ...] = ()
             if tokens:
@@ -402,8 +397,9 @@ class Scheduler:
                 if taken < len(tokens):
                     tokens = tokens[:taken]
                 sources = book_draft(seq, tokens)
-                if logprobs is not None:
-                    seq.logprobs += logprobs[:taken]
+                seq.logprobs += (result.logprobs[i] or ())[:taken]
+                if i in result.confidences:
+                    tally.confidences += result.confidences[i][1:taken]
                 computed = min(computed, len(seq.tokens) - 1)  # drafts that were turned down are not part of it
             elif computed >= seq.max_len:
                 reason = FinishReason.LENGTH  # only the prompt was wanted

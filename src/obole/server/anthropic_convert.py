@@ -24,7 +24,7 @@ from obole.server.anthropic_shapes import (
 )
 from obole.server.conversation import Message, add_call, marked, with_instructions
 from obole.server.errors import refused
-from obole.server.fields import CacheControl
+from obole.server.fields import MTP_FIELDS, CacheControl
 from obole.server.tools import NamedTool, ToolChoice
 from obole.text.detokenizer import Detokenizer
 from obole.text.tokenizer import Tokenizer
@@ -147,7 +147,7 @@ def sampling(request: MessagesRequest, temperature: float) -> dict[str, Any]:
         "stop": tuple(request.stop_sequences or ()),
         "prediction": None if request.prediction is None else request.prediction.text,
     }
-    names = ("top_p", "top_k", "min_p", "repetition_penalty", "seed", "speculate")
+    names = ("top_p", "top_k", "min_p", "repetition_penalty", "seed", "speculate", *MTP_FIELDS)
     return made | {name: value for name in names if (value := getattr(request, name)) is not None}
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from obole.server.conversation import Unsupported
-from obole.server.fields import CacheControl, Fraction, Natural, Positive, Prediction, Speculate
+from obole.server.fields import CacheControl, Fraction, Mtp, MtpTokens, Natural, Positive, Prediction, Speculate
 from obole.server.messages import Nothing
 from obole.server.shapes import Report
 
@@ -160,6 +160,9 @@ class MessagesRequest(CountRequest, kw_only=True):
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     prediction: Prediction | None = None
     speculate: Speculate | None = None
+    mtp: Mtp | None = None
+    tau: Fraction | None = None
+    mtp_tokens: MtpTokens | None = None
     timeout: Annotated[float, Meta(ge=0.0)] | None = None
     pace: Annotated[float, Meta(ge=0.0)] | None = None
 

@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 
 from obole.server.endpoint import Call
 from obole.server.errors import refused
-from obole.types import MAX_CHOICES, MAX_TOP_LOGPROBS, Grammar
+from obole.types import MAX_CHOICES, MAX_TOP_LOGPROBS, MOST_MTP_TOKENS, Grammar
 
 Positive: TypeAlias = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 Natural: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -20,15 +20,18 @@ Penalty: TypeAlias = Annotated[float, Meta(ge=-2.0, le=2.0)]
 TopLogprobs: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 Bias: TypeAlias = Annotated[float, Meta(ge=-100.0, le=100.0)]
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-Speculate: TypeAlias = Literal["auto", "off", "lookup", "memory", "prediction", "forced", "draft"]
+Speculate: TypeAlias = Literal["auto", "off", "lookup", "memory", "prediction", "forced", "draft", "mtp"]
+Mtp: TypeAlias = Literal["off", "verify", "confadapt", "static"]
+MtpTokens: TypeAlias = Annotated[int, Meta(ge=1, le=MOST_MTP_TOKENS)]
 
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 # What a request may say about itself that is only written down: the log line has it.
 NOTES = ("user", "safety_identifier", "metadata")
+MTP_FIELDS = ("mtp", "tau", "mtp_tokens")  # how to use a model that predicts several tokens in one pass
 # Fields of `Sampling` that are arguments of `SamplingParams` as they are.
 _PLAIN = (
     "temperature", "top_p", "top_k", "min_p", "min_tokens", "repetition_penalty", "presence_penalty", "frequency_penalty",
-    "seed", "stop_token_ids", "ignore_eos", "n", "speculate",
+    "seed", "stop_token_ids", "ignore_eos", "n", "speculate", *MTP_FIELDS,
 )  # fmt: skip
 
 
@@ -151,6 +154,9 @@ class Sampling(Struct, kw_only=True, forbid_unknown_fields=True):
     response_format: ResponseFormat | None = None
     prediction: Prediction | None = None
     speculate: Speculate | None = None
+    mtp: Mtp | None = None
+    tau: Fraction | None = None
+    mtp_tokens: MtpTokens | None = None
     timeout: Annotated[float, Meta(ge=0.0)] | None = None
     pace: Annotated[float, Meta(ge=0.0)] | None = None
     return_token_ids: bool | None = None

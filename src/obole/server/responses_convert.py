@@ -11,6 +11,7 @@ import msgspec
 from obole.errors import InvalidRequest
 from obole.server.conversation import Message, add_call, called, marked
 from obole.server.errors import refused
+from obole.server.fields import MTP_FIELDS
 from obole.server.responses_shapes import (
     CallItem,
     CallOutputItem,
@@ -112,7 +113,7 @@ def sampling(request: ResponsesRequest, temperature: float) -> dict[str, Any]:
         "prediction": None if request.prediction is None else request.prediction.text,
     }
     names = ("top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "speculate")
-    return made | {name: value for name in names if (value := getattr(request, name)) is not None}
+    return made | {name: value for name in (*names, *MTP_FIELDS) if (value := getattr(request, name)) is not None}
 
 
 def echo(request: ResponsesRequest, temperature: float) -> dict[str, Any]:

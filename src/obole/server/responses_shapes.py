@@ -18,6 +18,8 @@ from obole.server.fields import (
     FormatRegex,
     FormatText,
     Fraction,
+    Mtp,
+    MtpTokens,
     Penalty,
     Positive,
     Prediction,
@@ -198,6 +200,9 @@ class ResponsesRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     stop: str | list[str] | None = None
     prediction: Prediction | None = None
     speculate: Speculate | None = None
+    mtp: Mtp | None = None
+    tau: Fraction | None = None
+    mtp_tokens: MtpTokens | None = None
     timeout: Annotated[float, Meta(ge=0.0)] | None = None
     pace: Annotated[float, Meta(ge=0.0)] | None = None
 

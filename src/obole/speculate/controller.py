@@ -8,24 +8,28 @@ learn that drafting would pay, or no longer does.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
 
+from obole.config import MultiToken
 from obole.costmodel import StepCost
 from obole.speculate import allowance
 from obole.speculate.acceptance import Acceptance, Counts, Kind, kind_of
 from obole.speculate.lengths import best_alone, best_lengths
 from obole.speculate.lookup import IndexStore, Lookup
 from obole.speculate.memory import Memory, Recollection, Tokens
+from obole.speculate.multi_token import LEAST_CHANCE, MASKS, Calibration, Foresight, expected, foresight, unverified
 from obole.speculate.prediction import Prediction
 from obole.speculate.proposal import LONGEST_DRAFT, Proposal
-from obole.types import Draft, Sequence, Source, StepPlan
+from obole.types import Ahead, Sequence, Source, StepPlan
 
 Clock = Callable[[], float]
 Floats = np.ndarray[Any, np.dtype[np.float64]]
+NOTHING: Mapping[int, list[Ahead]] = MappingProxyType({})
 
 LONGEST_MODEL_DRAFT = 16
 MODEL_DRAFT = Kind(Source.DRAFT, False, 3)  # a model's drafts have no match length
@@ -79,12 +83,14 @@ class Speculation:
     model_allowed: bool = False
     allowance: float = allowance.START  # tokens that may be lost on drafts
     spent: float = 0.0  # seconds of the draft model for the step under way
+    foresight: Foresight | None = None
+    worths: list[float] | None = None  # of the rows of the proposal in tokens; None: by the kind of proposal
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """What lengths are chosen by. `states[i]` is of `seqs[i]`; `decoding`: sequences that yield a token, these and those that
-    want no drafts; `rows`: of the step without any draft.
+    want no drafts; `rows`: of the step without their drafts.
     """
 
     controller: Controller
@@ -113,6 +119,16 @@ class Step:
         return answered
 
 
+def leading(proposed: list[int], chosen: list[int]) -> tuple[int, int]:
+    """How many proposed tokens were right, and how many were put to the test: those and the first wrong one."""
+    right = 0
+    for token, other in zip(proposed, chosen, strict=False):
+        if token != other:
+            return right, right + 1
+        right += 1
+    return right, right
+
+
 def room_for(seq: Sequence, most: int) -> int:
     """Tokens that a draft of at most `most` may have for a sequence to be able to use them all."""
     return min(most, seq.max_len - 1 - len(seq.tokens))
@@ -124,7 +140,7 @@ Lengths = Callable[[Step], list[int]]
 @dataclass(slots=True)
 class Controller:
     """`mode`: the engine's setting, for requests without one. `vocab_size`: ids beyond are never drafted. `stretch`: times that
-    drafts may lengthen a step for which several sequences wait.
+    drafts may lengthen a step for which several sequences wait. `least_chance`: of what the model predicts ahead, to be drafted.
     """
 
     mode: str
@@ -134,8 +150,11 @@ class Controller:
     store: IndexStore
     clock: Clock
     draft_model: BatchDrafter | None = None
+    multi_token: MultiToken | None = None
     stretch: float = 3.0
     acceptance: Acceptance = field(default_factory=Acceptance)
+    calibration: Calibration = field(default_factory=Calibration)
+    least_chance: float = LEAST_CHANCE
     lengths: Lengths = field(default_factory=lambda: by_cost)
     saved: Callable[[Sequence, Tokens], None] | None = None  # told of texts that are remembered, to keep them for longer
 
@@ -146,10 +165,15 @@ class Controller:
         """
         started = self.clock()
         able = []
+        rows = other_rows
         for seq in seqs:
+            rows += seq.pending
             try:
                 state = self._state(seq)
-                if state.drafters or state.model_allowed:
+                if state.foresight is not None and state.foresight.threshold is not None:
+                    seq.draft = unverified(seq, state.foresight, room_for(seq, LONGEST_DRAFT))
+                    rows += 0 if seq.draft is None else seq.draft.masks
+                elif state.drafters or state.model_allowed or state.foresight is not None:
                     self._propose(seq, state)
                     able.append((seq, state))
             except BaseException:  # whoever failed is not asked again, so that the next step goes on without
@@ -158,21 +182,26 @@ class Controller:
         if not able:
             return
         members = [seq for seq, _ in able]
-        step = Step(self, members, [state for _, state in able], len(seqs), len(seqs) + other_rows)
+        step = Step(self, members, [state for _, state in able], len(seqs), rows)
         lengths = self.lengths(step)
         for (seq, state), length in zip(able, lengths, strict=True):
             if length and state.proposal is not None:
-                proposal = state.proposal
-                sources = [proposal.source] * len(proposal.tokens)
-                seq.draft = Draft(proposal.tokens, sources, proposal.distributions).first(length)
+                seq.draft = state.proposal.draft(length)
+            elif state.kind is MASKS:
+                self.acceptance.fade(MASKS, state.own)
         share = (self.clock() - started) / len(able)
         for seq, state in able:
             state.spent = share if state.kind is MODEL_DRAFT else 0.0  # other drafters are asked whatever is drafted
             seq.tally.draft_seconds += share
             seq.tally.saved_seconds -= share
 
-    def observe(self, plan: StepPlan, chosen: list[list[int]], seconds: float) -> None:
-        """Learn from a step before it is settled: what was chosen after each proposal, and how long the step took."""
+    def observe(
+        self, plan: StepPlan, chosen: list[list[int]], seconds: float, ahead: Mapping[int, list[Ahead]] = NOTHING
+    ) -> None:
+        """Learn from a step before it is settled: what was chosen after each proposal, and how long the step took.
+
+        `ahead`: what was predicted to come next, by index in the plan.
+        """
         context = sum(plan.starts)
         context_rows = sum(start * rows for start, rows in zip(plan.starts, plan.rows, strict=True))
         drafted = [(start, len(s.draft.tokens)) for s, start in zip(plan.sequences, plan.starts, strict=True) if s.draft]
@@ -183,7 +212,7 @@ class Controller:
             self.cost.observe(plan.total_rows, context_rows, context, seconds)
         per_token = plain / max(1, sum(plan.samples))
         per_row = (seconds - plain) / max(1, sum(n for _, n in drafted))
-        for seq, tokens in zip(plan.sequences, chosen, strict=True):
+        for i, (seq, tokens) in enumerate(zip(plan.sequences, chosen, strict=True)):
             state = seq.speculation
             if not tokens or not isinstance(state, Speculation):
                 continue
@@ -194,17 +223,25 @@ class Controller:
             state.allowance += allowance.SHARE + len(tokens) - 1 - lost / per_token
             proposal, kind = state.proposal, state.kind
             state.proposal = state.kind = None
-            if proposal is None or kind is None:
-                continue
-            tested = right = 0
-            tried = proposal.tokens
-            if proposal.distributions is not None:  # one drawn by noise of its own says nothing if it was not put to the test
-                tried = [] if seq.draft is None else seq.draft.tokens
-            for proposed, token in zip(tried, tokens, strict=False):
-                tested += 1
-                if proposed != token:
-                    break
-                right += 1
+            self._learn(seq, state, proposal, kind, tokens)
+            if state.foresight is not None:
+                state.foresight.ahead = ahead.get(i, [])
+                if state.foresight.threshold is not None and seq.draft is not None:
+                    state.foresight.took(len(tokens) - 1, seq.draft.masks)
+
+    def _learn(
+        self, seq: Sequence, state: Speculation, proposal: Proposal | None, kind: Kind | None, tokens: list[int]
+    ) -> None:
+        """From what was chosen in the place of a proposal."""
+        if proposal is None or kind is None:
+            return
+        tried = proposal.tokens[: len(proposal.tokens) - proposal.masks]
+        if proposal.distributions is not None:  # one drawn by noise of its own says nothing if it was not put to the test
+            tried = [] if seq.draft is None else seq.draft.tokens
+        right, tested = leading(tried, tokens)
+        if state.foresight is not None and kind is MASKS:
+            self.calibration.observe(state.foresight.ahead, right, tested)
+        if tested:
             self.acceptance.observe(kind, state.own, right, tested)
 
     def finish(self, seq: Sequence) -> None:
@@ -240,7 +277,10 @@ class Controller:
         return state
 
     def _begin(self, seq: Sequence) -> Speculation:
-        mode = seq.request.params.speculate or self.mode
+        params = seq.request.params
+        if params.lossy and self.multi_token is not None:
+            return Speculation((), None, foresight=foresight(self.multi_token, params))
+        mode = "mtp" if params.mtp == "verify" else params.speculate or self.mode
 
         def allows(source: Source) -> bool:
             return mode in ("auto", source.value)
@@ -260,7 +300,10 @@ class Controller:
         if remembered:
             drafters.append(Recollection(self.memory))
         model_allowed = self.draft_model is not None and allows(Source.DRAFT)
-        return Speculation(tuple(drafters), lookup, remembered=remembered, model_allowed=model_allowed)
+        ahead = None
+        if self.multi_token is not None and params.mtp != "off" and allows(Source.MTP):
+            ahead = foresight(self.multi_token, params)
+        return Speculation(tuple(drafters), lookup, remembered=remembered, model_allowed=model_allowed, foresight=ahead)
 
     def _propose(self, seq: Sequence, state: Speculation) -> None:
         """Ask every drafter and keep the proposal that promises most; what is certain needs no other."""
@@ -278,7 +321,22 @@ class Controller:
                 break
             if worth > promise:
                 best, best_kind, promise = proposal, kind, worth
-        state.proposal, state.kind = best, best_kind
+        state.proposal, state.kind, state.worths = best, best_kind, None
+        if state.foresight is not None and (best_kind is None or best_kind.source is not Source.FORCED):
+            self._look_ahead(seq, state, state.foresight, promise)
+
+    def _look_ahead(self, seq: Sequence, state: Speculation, ahead: Foresight, promise: float) -> None:
+        """Put what the model has predicted, and masks, in the place of a proposal that promises less; drop it otherwise."""
+        chances = self.calibration.survival(ahead.ahead, self.least_chance)
+        del ahead.ahead[len(chances) :]
+        proposal = ahead.proposal(room_for(seq, LONGEST_DRAFT)) if sum(chances) >= promise else None
+        if proposal is not None:
+            state.proposal, state.kind = proposal, MASKS
+            state.worths = expected(proposal, chances, self.acceptance, state.own)
+
+    def first_worth(self, state: Speculation, kind: Kind) -> float:
+        """What the first row of the proposal promises in tokens."""
+        return self.acceptance.first(kind, state.own) if state.worths is None else state.worths[0]
 
     def sane(self, proposal: Proposal, most: int) -> bool:
         """Cut a proposal to what may be drafted; False if nothing is left. Drafters are not trusted with memory accesses."""
@@ -294,7 +352,8 @@ def by_cost(step: Step) -> list[int]:
     """Lengths that promise the most tokens a second for the whole batch."""
     if step.controller.draft_model is None and all(state.proposal is None for state in step.states):
         return [0] * len(step.seqs)  # what rows cost need not be worked out
-    cost, acceptance = step.controller.cost, step.controller.acceptance
+    controller = step.controller
+    cost, acceptance = controller.cost, controller.acceptance
     count, rows = len(step.seqs), step.rows
     contexts = sum(seq.num_computed for seq in step.seqs)
     per_row = cost.context_seconds * contexts / count
@@ -307,13 +366,16 @@ def by_cost(step: Step) -> list[int]:
     survival: list[list[float]] = []
     for state in step.states:
         proposal, kind = state.proposal, state.kind
-        if proposal is not None and kind is not None and acceptance.first(kind, state.own) > worth:
-            length = len(proposal.tokens)
-            if kind.source is not Source.FORCED:  # what is certain cannot be lost
-                length = min(length, allowance.affordable(state.allowance, lost))
-            survival.append(acceptance.survival(kind, state.own, proposal.length, length))
-        else:
+        if proposal is None or kind is None or controller.first_worth(state, kind) <= worth:
             survival.append([])
+            continue
+        length = len(proposal.tokens)
+        if kind.source is not Source.FORCED:  # what is certain cannot be lost
+            length = min(length, allowance.affordable(state.allowance, lost))
+        if state.worths is not None:
+            survival.append(state.worths[:length])
+        else:
+            survival.append(acceptance.survival(kind, state.own, proposal.length, length))
     _ask_where_it_pays(step, survival, seconds, per_row)
     return best_lengths(survival, step.decoding, seconds, per_row) if any(survival) else [0] * count
 

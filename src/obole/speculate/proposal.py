@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from obole.types import Distribution, Source
+from obole.types import Distribution, Draft, Source
 
 LONGEST_DRAFT = 64  # tokens: beyond, the pass costs more for each further token than it can save
 
@@ -14,7 +14,7 @@ class Proposal:
     """`length`: tokens before the place that the drafter has seen before, in this order; `sure`: the share of the times that
     it then saw `tokens[0]` come next. `tokens` is never empty.
 
-    `distributions`: what each token was drawn from, if it is to be accepted by that (see `types.Draft`).
+    `distributions`, `masks`: as in `types.Draft`.
     """
 
     source: Source
@@ -22,3 +22,9 @@ class Proposal:
     sure: float
     tokens: list[int]
     distributions: list[Distribution] | None = None
+    masks: int = 0
+
+    def draft(self, length: int) -> Draft:
+        """The first `length` tokens, as they are hung on a sequence."""
+        sources = [self.source] * (len(self.tokens) - self.masks)
+        return Draft(self.tokens, sources, self.distributions, self.masks).first(length)

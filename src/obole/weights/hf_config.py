@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from obole.config import ModelConfig, RopeConfig
+from obole.config import ModelConfig, MultiToken, RopeConfig
 from obole.weights.fields import Fields, check_config, yarn_context
 
 CLASSES = {
@@ -76,9 +76,24 @@ def config_from_hf(config: Mapping[str, Any], generation: Mapping[str, Any], whe
             attention_softcap=fields.optional_number("attn_logit_softcapping") if gemma else None,
             bos_id=bos[0] if bos else None,
             eos_ids=tuple(sorted({*eos, *more_eos})),
+            multi_token=_multi_token(fields, vocab),
         ),
         fields.where,
     )
+
+
+def _multi_token(fields: Fields, vocab_size: int) -> MultiToken | None:
+    """What `obole distill` says of a model that predicts several tokens in one pass."""
+    stated = fields.values.get("multi_token")
+    if stated is None:
+        return None
+    if not isinstance(stated, dict):
+        fields.fail("multi_token", "must be an object")
+    inner = Fields(stated, fields.where, "multi_token.")
+    mask_id, most = inner.integer("mask_token_id"), inner.integer("max_tokens", low=2)
+    if mask_id >= vocab_size:
+        inner.fail("mask_token_id", f"is {mask_id}, but the vocabulary has the ids 0 to {vocab_size - 1}")
+    return MultiToken(mask_id, most)
 
 
 def _architecture(fields: Fields) -> str:
