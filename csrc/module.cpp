@@ -79,6 +79,12 @@ void bind_matrix_ops(nb::class_<Desk>& c) {
     c.def("linear", [](Desk& desk, const Packed& w, Address x, int64_t x_row, int64_t rows, Address out) {
         desk.submit("linear", [=, &ops = desk.ops, &w] { ops.linear(w, at<const float>(x), x_row, rows, at<float>(out)); });
     });
+    c.def("adapt", [](Desk& desk, const Packed& down, const Packed& up, Address x, int64_t x_row, Address ids, int32_t id,
+                      int64_t rows, Address out, int64_t out_row) {
+        desk.submit("adapt", [=, &ops = desk.ops, &down, &up] {
+            ops.adapt(down, up, at<const float>(x), x_row, at<const int32_t>(ids), id, rows, at<float>(out), out_row);
+        });
+    });
     c.def("embed", [](Desk& desk, const Packed& w, Address ids, int64_t n, float scale, Address out) {
         desk.submit("embed", [=, &ops = desk.ops, &w] { ops.embed(w, at<const int32_t>(ids), n, scale, at<float>(out)); });
     });

@@ -75,6 +75,24 @@ void Ops::linear(const Packed& w, const float* x, int64_t x_row, int64_t rows, f
     });
 }
 
+void Ops::adapt(const Packed& down, const Packed& up, const float* x, int64_t x_row, const int32_t* ids, int32_t id,
+                int64_t rows, float* out, int64_t out_row) {
+    const int64_t rank = down.outputs(), outputs = up.outputs();
+    static thread_local std::vector<float> memory;  // grows to the largest batch and stays
+    for (int64_t first = 0; first < rows; ++first) {
+        if (ids[first] != id) continue;
+        int64_t last = first + 1;  // rows that lie together are computed together
+        while (last < rows && ids[last] == id) ++last;
+        const int64_t count = last - first;
+        if (memory.size() < static_cast<size_t>(count * (rank + outputs))) memory.resize(count * (rank + outputs));
+        float *low = memory.data(), *more = low + count * rank;
+        linear(down, x + first * x_row, x_row, count, low);
+        linear(up, low, rank, count, more);
+        add(out + first * out_row, out_row, more, outputs, count, outputs);
+        first = last;
+    }
+}
+
 void Ops::embed(const Packed& w, const int32_t* ids, int64_t n, float scale, float* out) {
     for (int64_t i = 0; i < n; ++i)
         if (ids[i] < 0 || ids[i] >= w.outputs())

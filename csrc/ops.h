@@ -19,6 +19,9 @@ public:
     Pool& pool() { return pool_; }
 
     void linear(const Packed& w, const float* x, int64_t x_row, int64_t rows, float* out);
+    // out[r] += up(down(x[r])) for the rows r whose id is `id`, and for no others.
+    void adapt(const Packed& down, const Packed& up, const float* x, int64_t x_row, const int32_t* ids, int32_t id,
+               int64_t rows, float* out, int64_t out_row);
     // Throws std::out_of_range for an id that is no row of w.
     void embed(const Packed& w, const int32_t* ids, int64_t n, float scale, float* out);
     // x[rows][heads][n] with strides; out is contiguous.

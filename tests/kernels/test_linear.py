@@ -213,3 +213,28 @@ def test_wrong_activations_are_refused():
         ops.embed(torch.zeros(2, dtype=torch.int64), w, 1.0)
     with pytest.raises(IndexError):
         ops.embed(torch.tensor([32], dtype=torch.int32), w, 1.0)
+
+
+@pytest.mark.parametrize("isa", ISAS_HERE)
+def test_adapters_count_in_the_rows_of_their_id_alone(isa):
+    ops, rank, inputs, outputs = native(2, isa), 6, 96, 50
+    parts = weights("F32", rank, inputs), weights("F32", outputs, rank)
+    down, up = (ops.pack_linear([part], [None]) for part in parts)
+    plain_down, plain_up = (REFERENCE.pack_linear([part], [None]) for part in parts)
+    ids = torch.tensor([7, 3, 7, 7, 1, 7], dtype=torch.int32)
+    x, before = activations(6, inputs), activations(6, outputs + 10, seed=1)
+    out, expected = before.clone(), before[:, :outputs].clone()
+    ops.adapt_(out[:, :outputs], x, down, up, ids, 7)
+    REFERENCE.adapt_(expected, x, plain_down, plain_up, ids, 7)
+    torch.testing.assert_close(out[:, :outputs], expected, rtol=1e-5, atol=1e-6)
+    assert not torch.equal(out[ids == 7, :outputs], before[ids == 7, :outputs])
+    assert same_bits(out[ids != 7], before[ids != 7])
+    assert same_bits(out[:, outputs:], before[:, outputs:])
+    for r in range(6):
+        alone = before[r : r + 1, :outputs].clone()
+        ops.adapt_(alone, x[r : r + 1], down, up, ids[r : r + 1], 7)
+        assert same_bits(alone[0], out[r, :outputs])
+    with pytest.raises(ValueError, match="adapt_"):
+        ops.adapt_(before, x, down, up, ids, 7)
+    with pytest.raises(ValueError, match="adapt_"):
+        ops.adapt_(out[:, :outputs], x, down, down, ids, 7)

@@ -159,6 +159,22 @@ class NativeOps:
         self._ops.linear(w.packed, x.data_ptr(), x.stride(0), rows, out.data_ptr())
         return out
 
+    def adapt_(self, out: torch.Tensor, x: torch.Tensor, down: Linear, up: Linear, ids: torch.Tensor, id: int) -> None:
+        first, second = _packed(down), _packed(up)
+        rows = x.shape[0]
+        if x.dim() != 2 or x.dtype is not _F32 or x.shape[1] != first.in_features or _scattered(x):
+            raise _bad("adapt_", f"float32 rows of {first.in_features}", x)
+        if out.shape != (rows, second.out_features) or out.dtype is not _F32 or _scattered(out):
+            raise _bad("adapt_", f"an output of float32 ({rows}, {second.out_features})", out)
+        if second.in_features != first.out_features:
+            raise ValueError(
+                f"adapt_ needs {first.out_features} inputs of the second product, not {second.in_features}."
+            )
+        which = _vector("adapt_", "ids", ids, rows, _I32)
+        self._ops.adapt(
+            first.packed, second.packed, x.data_ptr(), x.stride(0), which, id, rows, out.data_ptr(), out.stride(0)
+        )  # fmt: skip
+
     def embed(self, ids: torch.Tensor, w: Linear, scale: float) -> torch.Tensor:
         w = _packed(w)
         rows = ids.numel()

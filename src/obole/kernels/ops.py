@@ -94,6 +94,10 @@ class Ops(Protocol):
     def linear(self, x: torch.Tensor, w: Linear) -> torch.Tensor:
         """(R, in) -> (R, out). The arithmetic is defined in `reference/linear.py`."""
 
+    def adapt_(self, out: torch.Tensor, x: torch.Tensor, down: Linear, up: Linear, ids: torch.Tensor, id: int) -> None:
+        """out += up(down(x)) in the rows whose id in `ids`, int32 (R,), is `id`; all others are left as they are. out (R, out),
+        x (R, in)."""
+
     def embed(self, ids: torch.Tensor, w: Linear, scale: float) -> torch.Tensor:
         """int32 (R,) -> (R, in): rows of the matrix, exactly as the file defines them, times `scale`."""
 

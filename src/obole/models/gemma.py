@@ -11,9 +11,10 @@ import torch
 
 from obole.cache.pool import KVPool
 from obole.config import ModelConfig
-from obole.kernels.ops import Linear, Ops
+from obole.kernels.ops import Ops
 from obole.layers.attention import AttentionShape, attend, attention_shape
 from obole.layers.batch import Batch
+from obole.layers.linear import Product, project
 from obole.layers.mlp import gated_activation
 from obole.layers.rope import RopeTable, rope_table
 from obole.models.loading import Loader
@@ -22,15 +23,15 @@ from obole.models.loading import Loader
 @dataclass(frozen=True, slots=True)
 class Layer:
     input_norm: torch.Tensor
-    qkv: Linear
+    qkv: Product
     qk_norms: tuple[torch.Tensor, torch.Tensor]
     rope: RopeTable
     shape: AttentionShape
-    output: Linear
+    output: Product
     post_attention_norm: torch.Tensor
     pre_mlp_norm: torch.Tensor
-    gate_up: Linear
-    down: Linear
+    gate_up: Product
+    down: Product
     post_mlp_norm: torch.Tensor
 
 
@@ -55,15 +56,15 @@ class Gemma3:
         attn, mlp = at + "self_attn.", at + "mlp."
         return Layer(
             input_norm=loader.vector(at + "input_layernorm.weight"),
-            qkv=loader.linear(*(attn + f"{x}_proj.weight" for x in "qkv"), bias=config.attention_bias),
+            qkv=loader.product(attn + "qkv_proj", *(attn + f"{x}_proj.weight" for x in "qkv"), bias=config.attention_bias),
             qk_norms=(loader.vector(attn + "q_norm.weight"), loader.vector(attn + "k_norm.weight")),
             rope=rope,
             shape=attention_shape(config, i),
-            output=loader.linear(attn + "o_proj.weight", bias=config.output_bias),
+            output=loader.product(attn + "o_proj", attn + "o_proj.weight", bias=config.output_bias),
             post_attention_norm=loader.vector(at + "post_attention_layernorm.weight"),
             pre_mlp_norm=loader.vector(at + "pre_feedforward_layernorm.weight"),
-            gate_up=loader.linear(mlp + "gate_proj.weight", mlp + "up_proj.weight"),
-            down=loader.linear(mlp + "down_proj.weight"),
+            gate_up=loader.product(mlp + "gate_up_proj", mlp + "gate_proj.weight", mlp + "up_proj.weight"),
+            down=loader.product(mlp + "down_proj", mlp + "down_proj.weight"),
             post_mlp_norm=loader.vector(at + "post_feedforward_layernorm.weight"),
         )
 
@@ -72,11 +73,11 @@ class Gemma3:
         ops, eps = self.ops, self.config.rms_eps
         x = ops.embed(batch.token_ids, self.embedding, self.config.embedding_scale)
         for i, layer in enumerate(self.layers):
-            qkv = ops.linear(ops.rms_norm(x, layer.input_norm, eps), layer.qkv)
+            qkv = project(ops, ops.rms_norm(x, layer.input_norm, eps), layer.qkv, batch)
             heads = attend(ops, layer.shape, qkv, layer.qk_norms, layer.rope, batch, pool.layer(i))
-            update = ops.rms_norm(ops.linear(heads, layer.output), layer.post_attention_norm, eps)
+            update = ops.rms_norm(project(ops, heads, layer.output, batch), layer.post_attention_norm, eps)
             h = ops.add_rms_norm(update, x, layer.pre_mlp_norm, eps)
-            mlp = ops.linear(self.activate(ops.linear(h, layer.gate_up)), layer.down)
+            mlp = project(ops, self.activate(project(ops, h, layer.gate_up, batch)), layer.down, batch)
             ops.add_(x, ops.rms_norm(mlp, layer.post_mlp_norm, eps))
         return x
 

@@ -12,9 +12,10 @@ import torch
 
 from obole.cache.pool import KVPool
 from obole.config import ModelConfig
-from obole.kernels.ops import Linear, Ops
+from obole.kernels.ops import Ops
 from obole.layers.attention import AttentionShape, attend, attention_shape
 from obole.layers.batch import Batch
+from obole.layers.linear import Product, project
 from obole.layers.mlp import gated_activation
 from obole.layers.rope import rope_table
 from obole.models.loading import Loader
@@ -23,13 +24,13 @@ from obole.models.loading import Loader
 @dataclass(frozen=True, slots=True)
 class Layer:
     attention_norm: torch.Tensor
-    qkv: Linear
+    qkv: Product
     qk_norms: tuple[torch.Tensor, torch.Tensor] | None
     shape: AttentionShape
-    output: Linear
+    output: Product
     mlp_norm: torch.Tensor
-    gate_up: Linear
-    down: Linear
+    gate_up: Product
+    down: Product
 
 
 class Llama:
@@ -53,13 +54,15 @@ class Llama:
             norms = (loader.vector(attn + "q_norm.weight"), loader.vector(attn + "k_norm.weight"))
         return Layer(
             attention_norm=loader.vector(at + "input_layernorm.weight"),
-            qkv=loader.linear(*(attn + f"{x}_proj.weight" for x in "qkv"), bias=config.attention_bias),
+            qkv=loader.product(attn + "qkv_proj", *(attn + f"{x}_proj.weight" for x in "qkv"), bias=config.attention_bias),
             qk_norms=norms,
             shape=attention_shape(config, i),
-            output=loader.linear(attn + "o_proj.weight", bias=config.output_bias),
+            output=loader.product(attn + "o_proj", attn + "o_proj.weight", bias=config.output_bias),
             mlp_norm=loader.vector(at + "post_attention_layernorm.weight"),
-            gate_up=loader.linear(mlp + "gate_proj.weight", mlp + "up_proj.weight", bias=config.mlp_bias),
-            down=loader.linear(mlp + "down_proj.weight", bias=config.mlp_bias),
+            gate_up=loader.product(
+                mlp + "gate_up_proj", mlp + "gate_proj.weight", mlp + "up_proj.weight", bias=config.mlp_bias
+            ),
+            down=loader.product(mlp + "down_proj", mlp + "down_proj.weight", bias=config.mlp_bias),
         )
 
     def forward(self, batch: Batch, pool: KVPool) -> torch.Tensor:
@@ -70,10 +73,11 @@ class Llama:
         for i, layer in enumerate(self.layers):
             norm = layer.attention_norm
             h = ops.rms_norm(x, norm, eps) if update is None else ops.add_rms_norm(update, x, norm, eps)
-            qkv = ops.linear(h, layer.qkv)
+            qkv = project(ops, h, layer.qkv, batch)
             heads = attend(ops, layer.shape, qkv, layer.qk_norms, self.rope, batch, pool.layer(i))
-            h = ops.add_rms_norm(ops.linear(heads, layer.output), x, layer.mlp_norm, eps)
-            update = ops.linear(self.activate(ops.linear(h, layer.gate_up)), layer.down)
+            h = ops.add_rms_norm(project(ops, heads, layer.output, batch), x, layer.mlp_norm, eps)
+            mlp = self.activate(project(ops, h, layer.gate_up, batch))
+            update = project(ops, mlp, layer.down, batch)
         if update is not None:
             ops.add_(x, update)
         return x

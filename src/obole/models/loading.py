@@ -12,6 +12,7 @@ import torch
 from obole.errors import ModelError
 from obole.kernels.formats import dequantize
 from obole.kernels.ops import Linear, Ops
+from obole.layers.linear import Adapter, Product
 from obole.types import WeightTensor
 from obole.weights.checkpoint import Checkpoint
 from obole.weights.kinds import row_bytes
@@ -41,6 +42,16 @@ class Loader:
         parts = [self._take(name) for name in names]
         biases = [self.array(name.removesuffix("weight") + "bias") if bias else None for name in names]
         return self.ops.pack_linear(parts, biases, self._read)
+
+    def product(self, adapted: str, *names: str, bias: bool = False) -> Product:
+        """The same inside a layer, with the checkpoint's adapter by the name `adapted`, if it has one."""
+        weights = self.linear(*names, bias=bias)
+        multi_token = self.checkpoint.config.multi_token
+        down, up = (self.checkpoint.adapter.get(f"{adapted}.lora_{side}") for side in "AB")
+        if down is None or up is None or multi_token is None:
+            return Product(weights)
+        first, second = (self.ops.pack_linear([tensor], [None], self._read) for tensor in (down, up))
+        return Product(weights, Adapter(first, second, multi_token.mask_id))
 
     def _read(self, nbytes: int) -> None:
         self._kept += nbytes

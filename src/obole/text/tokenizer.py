@@ -139,6 +139,11 @@ class Tokenizer:
                 "prompt", f"The vocabulary turns plain text into the control token {name!r}: remove that text."
             )
 
+    def to_json(self) -> str:
+        """The rules and the vocabulary as the text of a `tokenizer.json`."""
+        text: str = self._backend.to_str()
+        return text
+
     # --- ids to text ---
 
     def token_bytes(self, token_id: int) -> bytes:

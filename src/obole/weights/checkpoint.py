@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -20,6 +20,7 @@ from blake3 import blake3
 from obole.config import ModelConfig
 from obole.errors import ModelError
 from obole.types import WeightTensor
+from obole.weights.adapter import read_adapter
 from obole.weights.derived import plus_one, renamed, unpermuted
 from obole.weights.gguf import read_gguf
 from obole.weights.gguf_config import config_from_gguf
@@ -40,6 +41,8 @@ class Checkpoint:
 
     `tensors`: by Hugging Face names ("model.layers.0.self_attn.q_proj.weight"); "lm_head.weight" only where it is not
     tied to the embedding. `gguf_metadata`: for the tokenizer; None for a folder. `folder`: None for a GGUF file.
+    `adapter`: what is added to products at masks, "model.layers.0.self_attn.qkv_proj.lora_A" (rank, in) and "...lora_B"
+    (out, rank), if the model was taught several tokens by that.
     `files`: all that determines what the model computes; `maps`: what of them is mapped into memory.
     """
 
@@ -50,6 +53,7 @@ class Checkpoint:
     folder: Path | None
     files: tuple[Path, ...]
     maps: tuple[mmap.mmap, ...]
+    adapter: Mapping[str, WeightTensor] = field(default_factory=dict)
 
     def drop_pages(self) -> None:
         """Let go of what was read of the files so far: it stays in the system's cache, but is no longer our memory."""
@@ -103,7 +107,8 @@ def _open_folder(folder: Path) -> Checkpoint:
     if not (folder / CONFIG).exists():
         raise ModelError(f"{folder}: the folder holds no {CONFIG}; give a Hugging Face model folder or a .gguf file.")
     generation = read_json(folder / GENERATION) if (folder / GENERATION).exists() else {}
-    config = config_from_hf(read_json(folder / CONFIG), generation, str(folder))
+    document = read_json(folder / CONFIG)
+    config = config_from_hf(document, generation, str(folder))
     stored = read_folder(folder)
     tensors = {name: tensor for name, tensor in stored.items() if not IGNORED_HF.fullmatch(name)}
     if config.tie_embeddings and "lm_head.weight" in tensors:
@@ -112,7 +117,12 @@ def _open_folder(folder: Path) -> Checkpoint:
     if config.architecture == "gemma3":
         tensors = {name: plus_one(t) if name.endswith("norm.weight") else t for name, t in tensors.items()}
     files = (folder / CONFIG, *shard_paths(folder))
-    return Checkpoint(folder, config, MappingProxyType(tensors), None, folder, files, _maps(stored))
+    adapter: Mapping[str, WeightTensor] = {}
+    facts = document.get("multi_token", {}).get("adapter") if config.multi_token is not None else None
+    if facts is not None:
+        file, adapter = read_adapter(folder, config, facts)
+        files = (*files, file)
+    return Checkpoint(folder, config, MappingProxyType(tensors), None, folder, files, _maps(stored), adapter)
 
 
 def _maps(stored: Mapping[str, WeightTensor]) -> tuple[mmap.mmap, ...]:

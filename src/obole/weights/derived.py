@@ -61,3 +61,13 @@ def plus_one(tensor: WeightTensor) -> WeightTensor:
         return values.view(np.uint8).reshape(-1, 4 * tensor.shape[-1])
 
     return DerivedTensor(tensor.name, "F32", tensor.shape, make)
+
+
+def scaled(tensor: WeightTensor, factor: float) -> WeightTensor:
+    """The tensor times a factor, in float32."""
+
+    def make() -> Bytes:
+        values = dequantize(tensor) * np.float32(factor)
+        return values.view(np.uint8).reshape(tensor.shape[0], -1)
+
+    return DerivedTensor(tensor.name, "F32", tensor.shape, make)

@@ -58,6 +58,12 @@ class ReferenceOps:
             raise ValueError(f"linear needs float32 rows of {w.in_features}, not {x.dtype} {tuple(x.shape)}.")
         return linear(x, w)
 
+    def adapt_(self, out: torch.Tensor, x: torch.Tensor, down: Linear, up: Linear, ids: torch.Tensor, id: int) -> None:
+        rows = torch.nonzero(ids == id).flatten()
+        if out.shape != (x.shape[0], up.out_features) or down.out_features != up.in_features:
+            raise ValueError(f"adapt_ needs an output of ({x.shape[0]}, {up.out_features}), not {tuple(out.shape)}.")
+        out[rows] += self.linear(self.linear(x[rows], down), up)
+
     def embed(self, ids: torch.Tensor, w: Linear, scale: float) -> torch.Tensor:
         assert isinstance(w, ReferenceLinear)
         return w.rows()[ids.long()] * torch.tensor(scale, dtype=torch.float32)
