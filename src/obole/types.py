@@ -122,7 +122,7 @@ class Draft:
 
     def first(self, count: int) -> Draft:
         drawn = self.distributions
-        masks = max(0, count - self.proposed)
+        masks = max(0, min(count, len(self.tokens)) - self.proposed)
         return Draft(self.tokens[:count], self.sources[:count], None if drawn is None else drawn[:count], masks, self.threshold)
 
 

@@ -95,6 +95,7 @@ def test_masks_stand_behind_predictions_and_are_cut_first():
     assert (whole.proposed, whole.masks, whole.sources) == (2, 3, [Source.MTP] * 2)
     assert (part.tokens, part.proposed, part.masks) == ([5, 6, 99], 2, 1)
     assert proposal.draft(1).masks == 0
+    assert proposal.draft(64) == whole
     assert ahead.proposal(0) is None
     worths = expected(proposal, [0.9, 0.72], Acceptance(), {})
     first = LATER * 0.72 * Acceptance().first(MASKS, {})
