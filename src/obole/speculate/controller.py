@@ -140,7 +140,7 @@ Lengths = Callable[[Step], list[int]]
 @dataclass(slots=True)
 class Controller:
     """`mode`: the engine's setting, for requests without one. `vocab_size`: ids beyond are never drafted. `stretch`: times that
-    drafts may lengthen a step for which several sequences wait. `least_chance`: of what the model predicts ahead, to be drafted.
+    drafts may lengthen a step for which several sequences wait. `least_chance`: of what is predicted ahead to be drafted.
     """
 
     mode: str
@@ -350,34 +350,46 @@ class Controller:
 
 def by_cost(step: Step) -> list[int]:
     """Lengths that promise the most tokens a second for the whole batch."""
-    if step.controller.draft_model is None and all(state.proposal is None for state in step.states):
-        return [0] * len(step.seqs)  # what rows cost need not be worked out
     controller = step.controller
-    cost, acceptance = controller.cost, controller.acceptance
-    count, rows = len(step.seqs), step.rows
+    cost, count, rows = controller.cost, len(step.seqs), step.rows
     contexts = sum(seq.num_computed for seq in step.seqs)
     per_row = cost.context_seconds * contexts / count
+    context = cost.read_seconds * contexts + per_row * count
+    curve = cost.curve(rows + 1)
+    plain = float(curve[rows]) + context
+    worth = step.decoding * (float(curve[rows + 1] - curve[rows]) + per_row) / plain  # tokens that a row costs
+    may_pay = [_may_pay(controller, state, worth) for state in step.states]
+    if controller.draft_model is None and not any(may_pay):
+        return [0] * count  # as in most steps; the rest costs more
     most = _most_rows(step, cost.curve(step.decoding + LONGEST_DRAFT * count))
     if most == 0:
         return [0] * count
-    seconds = cost.curve(rows + most)[rows:] + (cost.read_seconds * contexts + per_row * count)
-    worth = step.decoding * (seconds[1] - seconds[0] + per_row) / seconds[0]  # chance at which a row pays
+    seconds = cost.curve(rows + most)[rows:] + context
     lost = allowance.prices(seconds, step.decoding, per_row)
-    survival: list[list[float]] = []
-    for state in step.states:
-        proposal, kind = state.proposal, state.kind
-        if proposal is None or kind is None or controller.first_worth(state, kind) <= worth:
-            survival.append([])
-            continue
-        length = len(proposal.tokens)
-        if kind.source is not Source.FORCED:  # what is certain cannot be lost
-            length = min(length, allowance.affordable(state.allowance, lost))
-        if state.worths is not None:
-            survival.append(state.worths[:length])
-        else:
-            survival.append(acceptance.survival(kind, state.own, proposal.length, length))
+    survival = [_survival(controller, state, lost) if may else [] for state, may in zip(step.states, may_pay, strict=True)]
     _ask_where_it_pays(step, survival, seconds, per_row)
     return best_lengths(survival, step.decoding, seconds, per_row) if any(survival) else [0] * count
+
+
+def _may_pay(controller: Controller, state: Speculation, worth: float) -> bool:
+    """Whether the first row of a proposal promises more than it costs, and could be lost. `worth`: tokens that it costs."""
+    kind = state.kind
+    if kind is None:
+        return False
+    return kind.source is Source.FORCED or (state.allowance >= worth and controller.first_worth(state, kind) > worth)
+
+
+def _survival(controller: Controller, state: Speculation, lost: Floats) -> list[float]:
+    """What each row of a proposal promises, as far as it could be lost."""
+    proposal, kind = state.proposal, state.kind
+    if proposal is None or kind is None:
+        return []
+    length = len(proposal.tokens)
+    if kind.source is not Source.FORCED:  # what is certain cannot be lost
+        length = min(length, allowance.affordable(state.allowance, lost))
+    if state.worths is not None:
+        return state.worths[:length]
+    return controller.acceptance.survival(kind, state.own, proposal.length, length)
 
 
 def _most_rows(step: Step, curve: Floats) -> int:
