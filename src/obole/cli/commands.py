@@ -9,10 +9,11 @@ import typer
 from typer.core import TyperGroup
 
 from obole import __version__
-from obole.cli import bench_cache, bench_gate, bench_serve, bench_speculation
+from obole.cli import bench_cache, bench_gate, bench_mtp, bench_serve, bench_speculation
 from obole.cli.audit import audit
 from obole.cli.bench import bench
 from obole.cli.chat import chat
+from obole.cli.distill import distill
 from obole.cli.failures import settled, wants_json
 from obole.cli.leak import leak
 from obole.cli.models import models
@@ -86,10 +87,11 @@ def options(
     pass
 
 
-for command in (run, chat, serve, top, score, models, verify, usage, price, audit, leak):
+for command in (run, chat, serve, top, score, models, verify, usage, price, audit, leak, distill):
     app.command()(command)
 bench_cache.add_to(bench)
 bench_speculation.add_to(bench)
+bench.command()(bench_mtp.mtp)
 bench.command()(bench_serve.serve)
 bench.command()(bench_gate.gate)
 app.add_typer(bench)

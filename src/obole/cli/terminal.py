@@ -16,7 +16,7 @@ from rich.text import Text
 Report = Callable[[str, int, int], None]
 
 BYTE_STAGES = ("downloading", "unpacking", "verifying", "reading the log")
-TOKEN_STAGES = ("scoring",)
+TOKEN_STAGES = ("scoring", "writing texts")
 # A model's text must not drive the terminal (move its cursor, set its title): control characters but tab and newline
 CONTROLS = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"}
 CONTROLS |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
