@@ -155,6 +155,7 @@ class EngineConfig:
     kv_dtype: str = "auto"  # "float32", "bfloat16", "int8", "fp8"; auto: float32 for float32 checkpoints, else bfloat16
     max_context: int | None = None  # None: what the model was made for
     threads: int | None = None  # None: the processors this process may use
+    quantize: str = "none"  # "q8_0": matrices that are not quantised in the file, to 8 bits in groups of 32
     kernels: str = "auto"  # "native", "reference"; auto: native
     speculate: str = (
         "auto"  # which drafts requests try that do not say: "off", a source of drafts, or auto: all, where they pay
@@ -176,6 +177,7 @@ class EngineConfig:
         if self.draft_memory is not None:
             _count("draft_memory", self.draft_memory, 1 << 50, least=0)
         _count("draft_memory_seconds", self.draft_memory_seconds, 1 << 40, least=0)
+        _choice("quantize", self.quantize, ("none", "q8_0"))
         _choice("kernels", self.kernels, ("auto", "native", "reference"))
         if self.kv_ssd is not None:
             parse_ssd(self.kv_ssd)

@@ -104,6 +104,10 @@ ENGINE: Mapping[str, Help] = {
     "kv_dtype": Help("Format of cached keys and values: auto, float32, bfloat16, int8 or fp8.", metavar="FORMAT"),
     "max_context": Help("Longest prompt and answer together, in tokens.", unset="what the model was made for"),
     "threads": Help("Processor threads.", unset="the processors at hand"),
+    "quantize": Help(
+        "Matrices of an unquantised model: none: as they are, q8_0: 8 bits. Fewer reads, other answers.",
+        metavar="KIND",
+    ),
     "kernels": Help("Implementation of the operations: auto, native or reference.", metavar="KIND"),
     "speculate": Help(
         "Drafts to try: auto, off, lookup, memory, prediction, forced, draft, mtp. No answer changes.", metavar="WHICH"

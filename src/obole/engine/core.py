@@ -58,10 +58,13 @@ def load_core(checkpoint: Checkpoint, ops: Ops, config: EngineConfig, progress: 
         "kernels": ops.name,
         "rope_context": context if checkpoint.config.rope.kind == "dynamic" else 0,
     }
+    if config.quantize != "none":
+        identity["quantize"] = config.quantize
     chunk = config.scheduler.max_batch_tokens
     manager = KVCacheManager(groups, pool.num_blocks, identity, prefix_cache=config.scheduler.prefix_cache, chunk=chunk)
     scheduler = Scheduler(config.scheduler, manager, context)
-    model = build_model(Loader(checkpoint, ops, progress), context, scheduler.max_length)
+    loader = Loader(checkpoint, ops, progress, quantize=config.quantize != "none")
+    model = build_model(loader, context, scheduler.max_length)
     runner = Runner(Steps(model, pool, ops), len(groups), kv_layers(spec, dtype))
     return Core(pool, manager, scheduler, runner, context)
 
@@ -86,7 +89,7 @@ def pick_context(checkpoint: Checkpoint, config: EngineConfig) -> int:
 
 def pick_kv_dtype(checkpoint: Checkpoint, config: EngineConfig) -> torch.dtype:
     if config.kv_dtype == "auto":
-        exact = checkpoint.tensors["model.embed_tokens.weight"].kind == "F32"
+        exact = checkpoint.tensors["model.embed_tokens.weight"].kind == "F32" and config.quantize == "none"
         return torch.float32 if exact else torch.bfloat16
     return KV_FORMATS[config.kv_dtype]
 

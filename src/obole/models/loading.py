@@ -10,12 +10,13 @@ import numpy as np
 import torch
 
 from obole.errors import ModelError
-from obole.kernels.formats import dequantize
+from obole.kernels.formats import UNQUANTISED, dequantize
 from obole.kernels.ops import Linear, Ops
 from obole.layers.linear import Adapter, Product
 from obole.types import WeightTensor
 from obole.weights.checkpoint import Checkpoint
 from obole.weights.kinds import row_bytes
+from obole.weights.quantize import quantized
 
 KEPT_BYTES = 24 << 20  # of the file, read and packed but not yet dropped: else it would be in memory twice
 
@@ -27,6 +28,7 @@ class Loader:
     checkpoint: Checkpoint
     ops: Ops
     progress: Progress | None = None
+    quantize: bool = False  # matrices that are not quantised yet
     _done: int = 0
     _kept: int = 0
     _total: int = field(init=False)
@@ -39,9 +41,13 @@ class Loader:
 
         With `bias`, each matrix "x.weight" has a vector "x.bias".
         """
-        parts = [self._take(name) for name in names]
+        parts = [self._matrix(name) for name in names]
         biases = [self.array(name.removesuffix("weight") + "bias") if bias else None for name in names]
         return self.ops.pack_linear(parts, biases, self._read)
+
+    def _matrix(self, name: str) -> WeightTensor:
+        tensor = self._take(name)
+        return quantized(tensor) if self.quantize and tensor.kind in UNQUANTISED else tensor
 
     def product(self, adapted: str, *names: str, bias: bool = False) -> Product:
         """The same inside a layer, with the checkpoint's adapter by the name `adapted`, if it has one."""
