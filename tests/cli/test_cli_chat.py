@@ -27,6 +27,22 @@ def test_history_is_kept(invoke, script) -> None:
     assert script.closed == 1
 
 
+def test_prices(invoke, tmp_path) -> None:
+    file = tmp_path / "prices.toml"
+    file.write_text('currency = "EUR"\n[per_million]\ninput = 3\ncached = 1\noutput = 10\ncopied = 4\n')
+    result = invoke("chat", "--prices", str(file), stdin="One?\n")
+    assert result.exit_code == 0
+    assert " · 0.00005 EUR: input 0.000012 + cached_device 0.000008 + output 0.00003\n" in result.stderr
+    told = invoke("chat", "--prices", str(file), "--json", stdin="One?\nTwo?\n")
+    assert [json.loads(line)["receipt"]["price"]["total"] for line in told.stdout.splitlines()] == ["0.00005", "0.00005"]
+    assert "price" not in json.loads(invoke("chat", "--json", stdin="One?\n").stdout)["receipt"]
+    file.write_text("currency = 1")
+    refused = invoke("chat", "--prices", str(file), stdin="One?\n")
+    assert refused.exit_code == 1
+    assert "per_million" in refused.stderr
+    assert refused.stdout == ""
+
+
 def test_commands(invoke, script, tmp_path) -> None:
     file = tmp_path / "talk.json"
     stdin = f"/help\nOne?\n/save {file}\n/reset\nTwo?\n//slash\n/exit\nnever read\n"

@@ -46,6 +46,7 @@ def runs(draw: st.DrawFn) -> Run:
         sequences=draw(st.floats(1, 100)),
         context=prompt + draw(st.floats(0, 1000)),
         prompt=prompt,
+        load_seconds=draw(st.floats(0, 1000)),
         step=draw(COST),
         weight_bytes=96_000_000,
         parameters=134_000_000,
@@ -69,15 +70,37 @@ def test_all_that_steps_cost_is_attributed(run):
     units = unit_seconds(run)
     attributed = sum(run.tokens[kind] * units[kind] for kind in PRICED)
     t = traffic_of(run)
-    expected = parts(t, run.step).total
+    expected = parts(t, run.step).total + (run.load_seconds / t.sequences if run.tokens["cached_ssd"] else 0.0)
     if t.output + t.copied and t.input + t.cached:
         assert attributed == pytest.approx(expected, rel=1e-6, abs=1e-9)
 
 
 @given(runs())
-def test_cached_input_never_costs_more_than_uncached(run):
+def test_cached_input_never_costs_more_than_uncached_but_for_the_wait(run):
     per_million = costs(run, 1.0).per_million
-    assert all(per_million[kind] <= per_million["input"] * (1 + 1e-9) for kind in CACHED.values())
+    waiting = dataclasses.replace(run, load_seconds=0.0)
+    for found, kinds in ((per_million, ("cached_device", "cached_ram")), (costs(waiting, 1.0).per_million, CACHED.values())):
+        assert all(found[kind] <= found["input"] * (1 + 1e-9) for kind in kinds)
+
+
+def test_tokens_from_ssd_pay_for_the_wait(tmp_path):
+    """Seconds waited, shared by the sequences that decoded meanwhile; prices times tokens are the rent as before."""
+    tokens = {"input": 100, "cached_device": 400, "cached_ssd": 500, "output": 100}
+    step = StepCost([1, 64], [0.02, 0.1], 0.0, 0.0)
+    run = Run(
+        name="", seconds=10.0, tokens=tokens, passes=100, sequences=2.0, context=1000, prompt=1000, step=step, load_seconds=3.0
+    )
+    assert unit_seconds(run)["cached_ssd"] - unit_seconds(run)["cached_device"] == pytest.approx(3.0 / 2 / 500)
+    assert unit_seconds(run)["cached_ram"] == unit_seconds(run)["cached_device"]
+    assert rent_of(run, costs(run, 3600.0).per_million) == pytest.approx(10.0)
+    document = serve_document()
+    document["rows"][0]["totals"]["load_seconds"] = 1.5
+    document["rows"][0]["totals"]["tokens"] |= {"cached_ssd": 160}
+    path = tmp_path / "serve.json"
+    path.write_text(json.dumps(document))
+    [read] = read_runs(path)
+    assert read.load_seconds == 1.5
+    assert costs(read, 1.0).per_million["cached_ssd"] > costs(read, 1.0).per_million["cached_device"] > 0
 
 
 def test_a_real_run(tmp_path):

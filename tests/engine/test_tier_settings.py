@@ -41,6 +41,15 @@ def test_a_folder_that_cannot_be_used(tiny_engine, tmp_path):
         tiny_engine("llama", kv_ram=100)
 
 
-def test_more_memory_than_there_is(tiny_engine):
+def test_more_memory_than_there_is(tiny_engine, monkeypatch):
     with pytest.raises(ConfigError, match=r"kv_ram of .* more than the machine's memory"):
         tiny_engine("llama", kv_ram=1 << 49)
+    monkeypatch.setattr("obole.engine.tiering.total_memory", lambda: 10 << 20)
+    tiny_engine("llama", kv_ram=5 << 20, kv_device=4 << 20)
+    with pytest.raises(ConfigError, match="set kv_ram or kv_device to less"):
+        tiny_engine("llama", kv_ram=7 << 20, kv_device=4 << 20)
+
+
+def test_a_folder_that_may_be_too_small(tiny_engine, tmp_path):
+    with pytest.raises(ConfigError, match=r"kv_ssd of 1024 bytes is too small .* give it \d+ bytes or more"):
+        tiny_engine("llama", kv_ssd=f"{tmp_path}:1KiB")

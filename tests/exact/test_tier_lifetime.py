@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from exact.common import check_idle, fingerprints, random_prompt
 from exact.test_tiers import PARAMS, push_out, settle, tiered  # noqa: F401
 from obole import SamplingParams
 from obole.cache.prefix import owner_tag
+from obole.cache.tiers.store import TierStore
 from obole.engine.async_engine import AsyncEngine
 from obole.errors import InvalidRequest
 
@@ -53,6 +55,31 @@ def test_old_texts_are_not_brought_back(tiered):  # noqa: F811
     second._tiering.recall.wait(10)
     second.generate(prompt[:5], SHORT, tenant="a")
     assert not second._controller.memory.generations("a")
+
+
+def test_forgetting_does_not_wait_for_texts_that_a_slow_disk_is_still_reading(tiered, monkeypatch):  # noqa: F811
+    first = tiered()
+    prompt = random_prompt(random.Random(8), 100, first.vocab_size)
+    for tenant in ("a", "b"):
+        first.generate(prompt, GREEDY, tenant=tenant)
+    first.close()
+    documents, answers = TierStore.documents, threading.Event()
+
+    def slow(self):
+        for text in documents(self):
+            assert answers.wait(30)
+            yield text
+
+    monkeypatch.setattr(TierStore, "documents", slow)
+    second = tiered()
+    second._forget("a")
+    second.generate(prompt[:5], SHORT, tenant="a")
+    answers.set()
+    second._tiering.recall.wait(10)
+    for tenant in ("a", "b"):
+        second.generate(prompt[:5], SHORT, tenant=tenant)
+    assert not any(name.startswith("recalled") for g in second._controller.memory.generations("a") for name in g.documents)
+    assert any(name.startswith("recalled") for g in second._controller.memory.generations("b") for name in g.documents)
 
 
 def test_a_tenant_is_forgotten_in_every_tier(tiered, tmp_path):  # noqa: F811

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import random
+import shutil
 import time
 
 import pytest
 
 from exact.common import check_idle, fingerprints, random_prompt
 from exact.test_recovery import failing
-from obole import SamplingParams
+from fakes.checkpoints import random_weights, tiny_config, write_hf
+from obole import Engine, SamplingParams
 from obole.cache.managers import KVCacheManager
 from obole.cache.pool import KVPool
+from obole.cache.tiers.io import OsDisk
 from obole.cache.tiers.store import TierStore
+from obole.config import RopeConfig
 from obole.engine.tiering import Tiering
 from obole.scheduler.loading import Loader
 from obole.types import FinishReason
@@ -87,6 +92,75 @@ def test_two_engines_on_one_folder(tiered):
         push_out(engine, rng)
     assert [fingerprints(other.generate(prompt, PARAMS)) for prompt in prompts] == answers
     assert [fingerprints(one.generate(prompt, PARAMS)) for prompt in prompts] == answers
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_the_process_was_killed(tiered, tmp_path, written):  # B29
+    """The folder as `kill -9` leaves it, with all blocks written or with some still on their way."""
+    prompt = random_prompt(random.Random(12), 200, 128)
+    first = tiered(max_batch_tokens=64)
+    (said,) = first.generate(prompt, PARAMS)
+    if written:
+        settle(first)
+    shutil.copytree(tmp_path / "ssd", tmp_path / "left")
+    second = tiered(ssd="left")
+    (result,) = second.generate(prompt, PARAMS)
+    assert fingerprints([result]) == fingerprints([said])
+    assert not written or result.receipt.cached_by_tier["ssd"] == 192
+    assert second.tier_stats.misses == {}
+
+
+def test_a_disk_that_becomes_full_while_blocks_go_down(tiny_engine, tiered, monkeypatch):  # B27
+    rng = random.Random(13)
+    engine = tiered(ram=6 * 8192)
+    prompts = [random_prompt(rng, 150, engine.vocab_size) for _ in range(6)]
+    cold = tiny_engine("llama", prefix_cache=False)
+    expected = [fingerprints(cold.generate(prompt, PARAMS)) for prompt in prompts]
+    write, left = OsDisk.write, [3]
+
+    def until_full(self, fd, buffers, offset):
+        left[0] -= 1
+        if left[0] < 0:
+            write(self, fd, [b"".join(map(bytes, buffers))[:5000]], offset)
+            raise OSError(errno.ENOSPC, "full")
+        write(self, fd, buffers, offset)
+
+    monkeypatch.setattr(OsDisk, "write", until_full)
+    for _ in range(2):
+        for prompt, right in zip(prompts, expected, strict=True):
+            assert fingerprints(engine.generate(prompt, PARAMS)) == right
+            settle(engine)
+    assert engine.tier_stats.write_errors > 0
+    assert engine.tier_stats.dropped_writes > 0
+    check_idle(engine)
+
+
+def write_checkpoint(folder, **changed):
+    """A model in a folder, or another one in the same place with one tensor or setting changed, everything else being equal."""
+    config = tiny_config("llama", **{name: value for name, value in changed.items() if name != "norm"})
+    weights = random_weights(config, seed=1, scale=0.25)
+    weights["model.layers.0.input_layernorm.weight"] += changed.get("norm", 0)
+    return write_hf(folder, config, weights)
+
+
+@pytest.mark.parametrize("change", ["nothing", "one tensor", "positions", "format"])
+def test_another_model_in_the_same_place(tmp_path, monkeypatch, change):  # B30
+    prompt = random_prompt(random.Random(14), 100, 128)
+    settings = {"kv_ssd": f"{tmp_path / 'ssd'}:{SSD}", "kv_device": 1 << 22}
+    with Engine(write_checkpoint(tmp_path / "model"), **settings) as first:
+        first.generate(prompt, PARAMS)
+    if change == "one tensor":
+        write_checkpoint(tmp_path / "model", norm=0.5)
+    if change == "positions":
+        write_checkpoint(tmp_path / "model", rope=RopeConfig(theta=20000.0))
+    if change == "format":
+        monkeypatch.setattr("obole.engine.tiering.FORMAT_VERSION", 2)
+    with Engine(tmp_path / "model", **settings) as second, Engine(tmp_path / "model", prefix_cache=False) as cold:
+        second._scheduler.loader.recompute = lambda start, end: 10.0 * max(0, end - start)
+        (result,) = second.generate(prompt, PARAMS)
+        assert result.receipt.cached_tokens == (96 if change == "nothing" else 0)
+        assert fingerprints([result]) == fingerprints(cold.generate(prompt, PARAMS))
+        assert (second.tier_stats.misses.get("identity", 0) > 0) == (change != "nothing")
 
 
 @pytest.mark.parametrize("setting", [{"kv_dtype": "bfloat16"}, {"tenant": "other"}, {"kernels": "reference"}])

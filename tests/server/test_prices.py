@@ -7,11 +7,13 @@ from decimal import Decimal
 
 import pytest
 
+from obole.economics.usage_log import Tally
 from obole.errors import ConfigError
 from obole.prices import exact_sum
 
-from .asking import CHAT, TEXT, events, user
+from .asking import CHAT, TEXT, events, until, user
 from .puppets import open_speaking
+from .test_lifecycle import gate, raw, told  # noqa: F401
 
 PRICES = """
 currency = "USD"
@@ -61,7 +63,8 @@ def test_receipts_log_and_metrics_say_the_same(priced):
             paid.append(total)
     assert receipts[0]["cached_tokens"] > 0
     assert len(paid) == 5
-    logged = [entry for entry in map(json.loads, priced.lines) if "usage" in entry]
+    until(lambda: len(priced.lines) == 3)  # written when the response is out
+    logged = [json.loads(line) for line in priced.lines]
     assert exact_sum(Decimal(a) for entry in logged for a in entry["cost"].values()) == exact_sum(paid)
     assert {entry["currency"] for entry in logged} == {"USD"}
     assert {entry["tenant"] for entry in logged} == {"tenant-1"}
@@ -71,6 +74,69 @@ def test_receipts_log_and_metrics_say_the_same(priced):
     for kind in ("input", "cached_device", "output"):
         [row] = [r for r in metrics.splitlines() if r.startswith(f'obole_tenant_usage_tokens_total{{kind="{kind}"')]
         assert float(row.split()[-1]) == sum(entry["usage"].get(kind, 0) for entry in logged)
+
+
+LONG = {"prompt": "abc" * 50, "ignore_eos": True, "max_tokens": 3000, "speculate": "off"}
+TWO = {"prompt": [LONG["prompt"], "xyz" * 50]}
+
+
+@pytest.mark.parametrize("more", [{}, {"stream": True}, {"stream": True, "n": 3}, TWO, TWO | {"stream": True}])
+def test_who_leaves_pays_for_what_was_computed(priced, gate, more):  # noqa: F811
+    """In the log, in the metrics and in an invoice: the tokens that were read and answered until then, and no others."""
+    connection = raw(priced, TEXT, LONG | more, key="sk-first")
+    until(lambda: gate.steps >= 20)
+    gate.open.clear()
+    connection.close()
+    until(lambda: told(priced))
+    gate.open.set()
+    until(lambda: priced.lines)
+    [line] = priced.lines
+    entry = json.loads(line)
+    assert (entry["status"], entry["tenant"]) == (499, "tenant-0")
+    assert set(entry["finish"]) == {"cancelled"}
+    prompts = len(TWO["prompt"]) if "prompt" in more else 1
+    usage, cost = entry["usage"], {kind: Decimal(amount) for kind, amount in entry["cost"].items()}
+    assert usage["input"] + usage.get("cached_device", 0) == entry["prompt_tokens"] >= 150 * prompts
+    assert gate.steps - 4 <= usage["output"] / len(entry["finish"]) <= gate.steps
+    assert cost["input"] == Decimal(3 * usage["input"]) / 10**6
+    assert cost["output"] == Decimal(10 * usage["output"]) / 10**6
+    page = priced.client.get("/metrics", headers={"authorization": "Bearer sk-first"}).text
+    metrics = dict(row.rsplit(" ", 1) for row in page.splitlines() if not row.startswith("#"))
+    for kind, count in usage.items():
+        assert float(metrics[f'obole_tenant_usage_tokens_total{{kind="{kind}",tenant="0"}}']) == count
+    total = float(metrics['obole_tenant_cost_total{currency="USD",tenant="0"}'])
+    assert total == pytest.approx(float(exact_sum(cost.values())))
+    assert float(metrics['obole_generation_tokens_total{source="model"}']) == usage["output"]
+    tally = Tally(None)
+    tally.read("log", [line.encode()])
+    assert {one.kind: (one.tokens, one.exact) for one in tally.usages()} == {k: (n, cost[k]) for k, n in usage.items()}
+
+
+def test_who_leaves_the_queue_pays_nothing(tmp_path, serve_engine):
+    lines: list[str] = []
+    served = serve_engine(open_speaking(tmp_path, ["one"], max_sequences=1), log_format="json")
+    served.server.log._write = lines.append
+    first = raw(served, TEXT, LONG)
+    until(lambda: served.server.engine.snapshot().running)
+    second = raw(served, TEXT, LONG)
+    until(lambda: served.server.engine.snapshot().waiting)
+    second.close()
+    until(lambda: lines)
+    first.close()
+    until(lambda: len(lines) == 2)
+    queued, running = map(json.loads, lines)
+    assert queued["status"] == running["status"] == 499
+    assert "usage" not in queued
+    assert running["usage"]["output"] > 0
+
+
+def test_who_leaves_when_all_was_said_pays_once(priced):
+    connection = raw(priced, TEXT, {**LONG, "max_tokens": 3}, key="sk-first")
+    until(lambda: priced.server.metrics.page().count(b'request_success_total{finished_reason="length"} 1.0'))
+    connection.close()
+    until(lambda: priced.lines)
+    assert json.loads(priced.lines[0])["usage"]["output"] == 3
+    assert b'obole_tenant_usage_tokens_total{kind="output",tenant="0"} 3.0' in priced.server.metrics.page()
 
 
 def test_streams_and_other_apis_have_prices_too(priced):

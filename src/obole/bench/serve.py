@@ -193,7 +193,8 @@ def totals_of(answers: Iterable[Answer]) -> dict[str, Any]:
     """What the receipts of all answers say together, for prices; empty where a server gives none.
 
     `tokens`: by kind of price. `passes`: that chose tokens one sequence decoded, the first ones of answers aside; `rejected`:
-    tokens drafted in vain; `decode_seconds`: of all answers, so that divided by the time it is how many decoded at once.
+    tokens drafted in vain; `decode_seconds`: of all answers, so that divided by the time it is how many decoded at once;
+    `load_seconds`: that they waited for cached blocks to come up.
     """
     found = [(i, receipt) for answer in answers for i, receipt in enumerate(answer.receipts)]
     if not found:
@@ -204,6 +205,7 @@ def totals_of(answers: Iterable[Answer]) -> dict[str, Any]:
         "passes": sum(max(0, receipt["sources"].get("model", 0) - 1) for _, receipt in found),
         "rejected": sum(sum(receipt["rejected"].values()) for _, receipt in found),
         "decode_seconds": sum(receipt["decode_seconds"] for _, receipt in found),
+        "load_seconds": sum(receipt.get("load_seconds", 0.0) for i, receipt in found if i == 0),
     }
 
 

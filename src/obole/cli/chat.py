@@ -13,10 +13,13 @@ import typer
 from obole.cli.answering import Screen, ask, open_engine, was_cancelled
 from obole.cli.failures import FAILURE, guarded, report
 from obole.cli.options import DEFAULT_MODEL, MODEL_HELP, JsonFlag, Revision, WrongUsage, with_options
-from obole.cli.receipts import chat_line, engine_line
+from obole.cli.receipts import chat_line, engine_line, price_text
+from obole.cli.run import priced_json
 from obole.cli.terminal import note, print_json
+from obole.cli.usage import Prices, price_file
 from obole.engine.results import Result
 from obole.errors import InvalidRequest, OboleError
+from obole.prices import PriceList
 from obole.types import FinishReason, SamplingParams
 
 if TYPE_CHECKING:
@@ -65,10 +68,13 @@ class Conversation:
 
 
 class Chat:
-    def __init__(self, engine: Engine, params: SamplingParams, system: str | None, *, as_json: bool) -> None:
+    def __init__(
+        self, engine: Engine, params: SamplingParams, system: str | None, prices: PriceList | None, *, as_json: bool
+    ) -> None:
         self.engine = engine
         self.params = params
         self.conversation = Conversation(system)
+        self.prices = prices
         self.as_json = as_json
         self.failed = False
 
@@ -120,11 +126,12 @@ class Chat:
         try:
             if self.as_json:
                 result = ask(self.engine, prompt, self.params, lambda _: None)
-                print_json(result.to_json())
+                print_json(priced_json(result, self.prices))
             else:
                 with Screen(1) as screen:
                     result = ask(self.engine, prompt, self.params, screen.show)
-                note(f"{chat_line(result.choices[0])}{why_cut(result, self.engine.max_context)}")
+                charge = "" if self.prices is None else f" · {price_text(result.choices[0], self.prices)}"
+                note(f"{chat_line(result.choices[0])}{charge}{why_cut(result, self.engine.max_context)}")
         except InvalidRequest as error:
             if error.field != "prompt" or not self.conversation.turns:
                 raise
@@ -166,6 +173,7 @@ def read_line() -> str | None:
 def chat(
     model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)] = DEFAULT_MODEL,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="System message that opens the conversation.")] = None,
+    prices: Prices = None,
     as_json: JsonFlag = False,
     revision: Revision = None,
     *,
@@ -179,10 +187,11 @@ def chat(
     """
     if params.n != 1:
         raise WrongUsage("n", f"A conversation goes on from one answer, so --n must be 1, not {params.n}.")
+    listed = price_file(prices)
     with open_engine(model, revision, settings) as engine:
         if not engine.has_chat_template:
             raise InvalidRequest("model", f"{model} has no chat template; use `obole run --raw` to have it go on from a text.")
-        conversation = Chat(engine, params, system, as_json=as_json)
+        conversation = Chat(engine, params, system, listed, as_json=as_json)
         if not as_json:
             note(engine_line(engine.info))
         if sys.stdin.isatty():

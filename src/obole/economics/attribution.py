@@ -2,8 +2,9 @@
 
 The cost of a step is that of its rows plus that of the context they see (`costmodel.StepCost`). Decoding without drafts pays
 for the pass, shared by the sequences in it; drafts pay for the rows that they add, those in vain included; a prompt pays for
-rows by the hundred; and each token of context pays for being read by later passes, whether it was computed or cached. All is
-then scaled so that the parts add up to the time that was really rented: idle time falls on all kinds alike.
+rows by the hundred; each token of context pays for being read by later passes, whether it was computed or cached; and one that
+came from SSD pays for the wait, shared by the sequences that decoded meanwhile. All is then scaled so that the parts add up to
+the time that was really rented: idle time falls on all kinds alike.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 from obole.costmodel import StepCost
 from obole.economics.runs import Run
 from obole.prices import CACHED, COPIED, INPUT, OUTPUT
+from obole.types import Tier
 
 PRICED = (INPUT, *CACHED.values(), OUTPUT, COPIED)
 ASSUMED_DRAFT = 4.0  # rows of a draft, all right, where a run had none
@@ -131,7 +133,9 @@ def unit_seconds(run: Run) -> dict[str, float]:
     if t.copied and not t.output:
         copied += found.passes / t.copied
     units = {INPUT: rows_seconds(run.step, most) / most + read, OUTPUT: plain + written, COPIED: copied + written}
-    return {**units, **dict.fromkeys(CACHED.values(), read)}
+    loaded = run.tokens.get(CACHED[Tier.SSD], 0)  # what is in RAM is there at once
+    waited = max(0.0, run.load_seconds) / t.sequences / loaded if loaded else 0.0  # others decode meanwhile
+    return {**units, **dict.fromkeys(CACHED.values(), read), CACHED[Tier.SSD]: read + waited}
 
 
 def _by_latency(run: Run) -> dict[str, float]:

@@ -23,7 +23,8 @@ class Run:
     """A stretch of time in which a machine made `tokens` (by kind of price). `seconds` is rented time, idle or not.
 
     `passes`: that decoded, counted once for each sequence; `rejected`: rows drafted in vain; `sequences`: that decoded at a
-    time, the mean; `context`: tokens before a decoded one, and of these `prompt` ones, the means. `milliseconds`: latencies by
+    time, the mean; `context`: tokens before a decoded one, and of these `prompt` ones, the means. `load_seconds`: that answers
+    waited for cached blocks to come up. `milliseconds`: latencies by
     name ("ttft", "itl", "e2e" and their percentile, such as "ttft_p99"). `step`: what steps cost; None for other servers.
     `weight_bytes`, `parameters`: of the model, where they are known. `joules`: spent meanwhile, by where that was read.
     """
@@ -36,6 +37,7 @@ class Run:
     sequences: float = 1.0
     context: float = 0.0
     prompt: float = 0.0
+    load_seconds: float = 0.0
     milliseconds: Mapping[str, float] = field(default_factory=dict)
     step: StepCost | None = None
     weight_bytes: int | None = None
@@ -107,6 +109,7 @@ def _serve(document: Mapping[str, Any]) -> list[Run]:
             sequences=max(1.0, at_once),
             context=row["prompt_tokens"] + row["output_tokens"] / 2,
             prompt=row["prompt_tokens"],
+            load_seconds=float(totals.get("load_seconds") or 0.0),
             milliseconds=milliseconds,
             joules=document.get("joules") or {},
             **model_of(document),
@@ -207,6 +210,7 @@ def run_of_server(before: Samples, after: Samples, seconds: float) -> Run:
         sequences=max(1.0, moved("request_decode_time_seconds_sum").get("", 0.0) / seconds),
         context=prompt + outputs / max(1.0, answers) / 2,
         prompt=prompt,
+        load_seconds=moved("kv_load_seconds_total").get("", 0.0),
         milliseconds=_latencies(before, after),
         **model_of(cost_facts(after)),
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -32,16 +31,19 @@ class _Text:
 
 
 class Recall:
-    """Saves texts that are remembered, and brings those of earlier processes back. `save` and `feed` are the engine thread's.
+    """Saves texts that are remembered, and brings those of earlier processes back. All methods are the engine thread's.
 
-    Reading happens on a thread of its own, and ends with the store. Read texts take no more memory than `memory` may.
+    Reading happens on a thread of its own, newest first, until there are as many bytes as `memory` may take. Nobody waits
+    for it.
     """
 
     def __init__(self, store: TierStore, memory: Memory, clock: Callable[[], float]) -> None:
         self._store = store
         self._memory = memory
         self._clock = clock
-        self._read: dict[bytes, list[_Text]] = {}  # by owner, oldest first; complete once the thread has ended
+        self._lock = threading.Lock()
+        self._read: dict[bytes, list[_Text]] = {}  # by owner, oldest first; filled when the thread ends, under the lock
+        self._forgotten: set[bytes] = set()  # owners whose texts the thread must leave out
         self._open: dict[str, list[_Text]] = {}  # of tenants that have asked
         self._waiting: dict[str, None] = {}
         self._met: set[str] = set()
@@ -79,8 +81,10 @@ class Recall:
 
     def forget(self, tenant: str) -> None:
         """Never bring back what was read of a tenant. On disk it is the store that forgets."""
-        self._thread.join()
-        self._read.pop(owner_tag(tenant), None)
+        owner = owner_tag(tenant)
+        with self._lock:
+            self._forgotten.add(owner)
+            self._read.pop(owner, None)
         self._open.pop(tenant, None)
 
     def wait(self, seconds: float) -> None:
@@ -89,14 +93,15 @@ class Recall:
 
     def _read_all(self) -> None:
         now, wall = self._clock(), time.monotonic()
-        kept: deque[tuple[bytes, _Text]] = deque()
+        kept: list[tuple[bytes, _Text]] = []
         size = 0
         for owner, name, data, age in self._store.documents():
-            if age > self._memory.keep_seconds or len(data) % 4:
-                continue
-            kept.append((owner, _Text(name, np.frombuffer(data, dtype="<i4"), now + (time.monotonic() - wall) - age)))
             size += len(data)
-            while size > self._memory.limit:
-                size -= kept.popleft()[1].tokens.nbytes
-        for owner, text in kept:
-            self._read.setdefault(owner, []).append(text)
+            if age > self._memory.keep_seconds or size > self._memory.limit:
+                break
+            if len(data) % 4 == 0:
+                kept.append((owner, _Text(name, np.frombuffer(data, dtype="<i4"), now + (time.monotonic() - wall) - age)))
+        with self._lock:
+            for owner, text in reversed(kept):
+                if owner not in self._forgotten:
+                    self._read.setdefault(owner, []).append(text)

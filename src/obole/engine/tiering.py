@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 from blake3 import blake3
 
 from obole.cache.managers import KVCacheManager
@@ -104,12 +103,7 @@ class Tiering:
         if here:
             store.persist([BlockName(n.key, n.owner) for n in here], self.pool.gather([n.block for n in here]))
         if below:
-            load = store.load([n.key for n in below])
-            ready = load.ready
-            if ready:
-                contents = np.stack([load.block(i) for i in range(ready)])
-                store.persist([BlockName(n.key, n.owner) for n in below[:ready]], contents)
-            load.close()
+            store.persist_from_ram([BlockName(n.key, n.owner) for n in below])
         for named in (*here, *below):
             if (until := self._held.pop(named.key, 0.0)) > self.clock():
                 store.hold([named.key], until)
@@ -166,8 +160,12 @@ def open_tiering(
     if config.kv_ram is None and config.kv_ssd is None:
         return None
     ram = config.kv_ram or 0
-    if ram > total_memory():
-        raise ConfigError(f"kv_ram of {ram} bytes is more than the machine's memory ({total_memory()} bytes): set it to less.")
+    ram, device, total = config.kv_ram or 0, pool.num_blocks * pool.block_bytes, total_memory()
+    if ram and ram + device > total:
+        raise ConfigError(
+            f"kv_ram of {ram} bytes and the KV pool of {device} are more than the machine's memory ({total} bytes): "
+            "set kv_ram or kv_device to less."
+        )
     if 0 < ram < pool.block_bytes:
         raise ConfigError(f"kv_ram of {ram} bytes holds no block, which has {pool.block_bytes}: set it to more.")
     ssd = None if config.kv_ssd is None else writable_folder(*parse_ssd(config.kv_ssd))

@@ -66,6 +66,7 @@ class Call:
         self.pace = server.config.pace  # tokens per second of an answer that gives nothing away by its timing; 0: at once
         self.names = dict(endpoint.names)  # what this request calls the engine's fields
         self.gone = False  # the client has left
+        self.settle: Callable[[], Awaitable[None]] | None = None  # books what was computed for a client that has left
         self._receive = receive
         self._task = asyncio.current_task()
         self._watch: asyncio.Task[None] | None = None
@@ -150,6 +151,8 @@ class EndpointApp:
             if not call.gone or task is None:
                 raise
             task.uncancel()  # nobody is left to hear of it
+            if call.settle is not None:
+                await call.settle()
         finally:
             call.end()
 

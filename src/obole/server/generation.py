@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from obole.engine.async_stream import AsyncStream
 from obole.engine.prompts import Prompt, oversize
 from obole.engine.results import Delta, Result, receipt_json
+from obole.errors import EngineFailure
 from obole.prices import price
 from obole.server.endpoint import Call
 from obole.server.errors import DRAINING_SECONDS, ApiError, refused
@@ -58,11 +60,18 @@ class Generation:
         if len(self._streams) == 1:
             async for delta in self._streams[0]:
                 self._note(0, delta)
+                self._passed_on(0, delta)
                 yield delta.index, delta
             return
-        async for place, delta in _merged(self._streams):
-            self._note(place, delta)
+        async for place, delta in _merged(self._take, len(self._streams)):
+            self._passed_on(place, delta)
             yield place * self._choices + delta.index, delta
+
+    async def _take(self, place: int) -> Delta:
+        """Raises `StopAsyncIteration` at the end of the stream."""
+        delta = await anext(self._streams[place])
+        self._note(place, delta)
+        return delta
 
     async def finish(self) -> list[Result]:
         """Wait for the end; the results, one for each prompt."""
@@ -94,6 +103,14 @@ class Generation:
         for stream in self._streams:
             stream.cancel()
 
+    async def settle(self) -> None:
+        """For a client that has left: end the answers, and book what was computed until then. Takes a step of the engine."""
+        self.cancel()
+        for place, stream in enumerate(self._streams):
+            with suppress(EngineFailure):
+                async for delta in stream:
+                    self._note(place, delta)
+
     def usage(self) -> dict[str, Any]:
         """Token counts of all prompts in OpenAI's form."""
         first, *more = [result.usage for result in self.results]
@@ -122,7 +139,7 @@ class Generation:
         self.cancel()
 
     def _note(self, place: int, delta: Delta) -> None:
-        """Metrics and log; the place in the queue of the tenant."""
+        """Book a delta as soon as it is taken: metrics and log; the place in the queue of the tenant."""
         metrics, record = self._call.server.metrics, self._call.record
         if delta.token_ids:
             now = time.monotonic()
@@ -142,13 +159,18 @@ class Generation:
         if delta.result is not None:
             record.results.append(delta.result)
             metrics.result(self._call.tenant.index, delta.result)
-            self._ended += 1
-            if self.complete:
-                metrics.whole.observe(time.monotonic() - record.arrived)
-            cut = any(choice.finish_reason is FinishReason.CANCELLED for choice in delta.result.choices)
-            if cut and not self._streams[place].timed_out:
-                text = "The server shut down before this answer was complete."
-                raise ApiError(503, text, code="shutting_down", retry_after=DRAINING_SECONDS)
+
+    def _passed_on(self, place: int, delta: Delta) -> None:
+        """A delta goes to the client now. Raises `ApiError` if the server has cut the answer short."""
+        if delta.result is None:
+            return
+        self._ended += 1
+        if self.complete:
+            self._call.server.metrics.whole.observe(time.monotonic() - self._call.record.arrived)
+        cut = any(choice.finish_reason is FinishReason.CANCELLED for choice in delta.result.choices)
+        if cut and not self._streams[place].timed_out:
+            text = "The server shut down before this answer was complete."
+            raise ApiError(503, text, code="shutting_down", retry_after=DRAINING_SECONDS)
 
 
 async def start(call: Call, asks: Sequence[Ask], timeout: float | None = None) -> Generation:
@@ -166,13 +188,18 @@ async def start(call: Call, asks: Sequence[Ask], timeout: float | None = None) -
     async def one(ask: Ask) -> AsyncStream:
         return await engine.submit(ask.prompt, ask.params, tenant=call.tenant.salt, tools=ask.tools, timeout=timeout)
 
-    if len(asks) == 1:
-        return Generation(call, [await one(asks[0])], asks[0].params.n)
-    found = await asyncio.gather(*map(one, asks), return_exceptions=True)
+    streams = [await one(asks[0])] if len(asks) == 1 else await _all_or_none(map(one, asks))
+    generation = Generation(call, streams, asks[0].params.n)
+    call.settle = generation.settle
+    return generation
+
+
+async def _all_or_none(asked: Iterable[Awaitable[AsyncStream]]) -> list[AsyncStream]:
+    found = await asyncio.gather(*asked, return_exceptions=True)
     for each in found:
         if isinstance(each, BaseException):
             raise each  # the streams of the others are dropped, which cancels them
-    return Generation(call, [each for each in found if isinstance(each, AsyncStream)], asks[0].params.n)
+    return [each for each in found if isinstance(each, AsyncStream)]
 
 
 def check_size(prompt: Prompt, max_context: int) -> None:
@@ -203,9 +230,9 @@ def _added(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     return {key: _added(value, other[key]) if isinstance(value, dict) else value + other[key] for key, value in one.items()}
 
 
-async def _merged(streams: Sequence[AsyncStream]) -> AsyncIterator[tuple[int, Delta]]:
-    """The deltas of several streams as they come, with the place of their stream; each is only taken when it is yielded."""
-    nexts = {asyncio.ensure_future(anext(stream)): place for place, stream in enumerate(streams)}
+async def _merged(take: Callable[[int], Awaitable[Delta]], count: int) -> AsyncIterator[tuple[int, Delta]]:
+    """The deltas of so many streams as they come, with the place of their stream; one of each is taken ahead."""
+    nexts = {asyncio.ensure_future(take(place)): place for place in range(count)}
     try:
         while nexts:
             done, _ = await asyncio.wait(nexts, return_when=asyncio.FIRST_COMPLETED)
@@ -216,7 +243,7 @@ async def _merged(streams: Sequence[AsyncStream]) -> AsyncIterator[tuple[int, De
                 except StopAsyncIteration:
                     continue
                 yield place, delta
-                nexts[asyncio.ensure_future(anext(streams[place]))] = place
+                nexts[asyncio.ensure_future(take(place))] = place
     finally:
         for task in nexts:
             task.cancel()

@@ -92,6 +92,7 @@ class Metrics:
         self.queued = histogram("request_queue_time_seconds", "Spent waiting.", _LONG)
         self.prefill = histogram("request_prefill_time_seconds", "Spent on the prompt.", _LONG)
         self.decode = histogram("request_decode_time_seconds", "Spent on the answer.", _LONG)
+        self.loading = counter("kv_load_seconds_total", "Seconds that requests waited for cached blocks to come up.")
         self.hits_by_tier = counter("prefix_cache_hits_by_tier_total", "Tokens of prompts found there, by where.", "tier")
         registry.register(_Gauges(engine, facts))
         registry.register(TierMetrics(engine.tier_stats, engine.reuse))
@@ -109,6 +110,7 @@ class Metrics:
         self.hits.inc(max(0, result.receipt.cached_tokens))
         for tier, count in result.receipt.cached_by_tier.items():
             self.hits_by_tier.labels(tier).inc(count)
+        self.loading.inc(result.receipt.load_seconds)
         self.tenant_tokens.labels(tenant, "prompt").inc(seen)
         for choice in result.choices:
             self.finished.labels(str(choice.finish_reason)).inc()

@@ -219,6 +219,37 @@ def test_a_full_disk(disk, open_store):
     assert set(found) <= set(there(open_store(disk), range(40)))
 
 
+def test_on_a_full_disk_the_new_takes_the_place_of_the_old(disk, open_store):
+    now = [0.0]
+    store = open_store(disk, clock=lambda: now[0])
+    disk.space = 40 * SIZE  # of a budget of 256
+    for start in range(0, 400, 4):
+        persist(store, range(start, start + 4))
+        now[0] += 1000.0
+    assert store.stats().write_errors >= 2
+    assert disk.segments() == [path for path in disk.segments() if disk.files[path].data]
+    found = there(store, range(400))
+    assert len(found) >= 8
+    assert min(found) > 300
+    disk.space = None
+    persist(store, range(400, 440))
+    assert there(store, range(400, 440)) == list(range(400, 440))
+
+
+def test_no_file_is_left_by_a_segment_that_cannot_be_begun(disk, open_store):
+    now = [0.0]
+    store = open_store(disk, clock=lambda: now[0])
+    disk.failing = {"write": errno.ENOSPC}
+    for start in range(3):
+        persist(store, [start])
+        now[0] += 1000.0
+    assert store.stats().write_errors == 3
+    assert disk.segments() == []
+    disk.failing = {}
+    persist(store, [3])
+    assert there(store, range(4)) == [3]
+
+
 @pytest.mark.parametrize("operation", ["sync", "resize", "list", "create", "remove", "sync_folder", "open"])
 def test_any_other_operation_may_fail(disk, open_store, operation):
     now = [0.0]

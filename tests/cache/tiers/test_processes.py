@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 
-from fakes.tier_blocks import IDENTITY, OTHER, OWNER, SIZE, content, demote, fetch, key, persist, there
+from fakes.faulty_disk import FaultyDisk
+from fakes.tier_blocks import FOLDER, IDENTITY, OTHER, OWNER, SIZE, content, demote, fetch, key, persist, there
 from obole.cache.tiers.io import OsDisk
 from obole.cache.tiers.store import TierStore
 from obole.types import Tier
@@ -116,6 +118,39 @@ def test_two_processes_write_the_same_block_at_once(tmp_path):
     for store in stores:
         store.close()
     assert not any(bytes(content(n)) in path.read_bytes() for n in range(10) for path in tmp_path.glob("*.seg"))
+
+
+def test_forgetting_reaches_what_another_process_has_just_written_and_what_waits_there():
+    disk = FaultyDisk()
+    one, other = (TierStore(SIZE, IDENTITY, 8 * SIZE, (FOLDER, BUDGET), disk=disk) for _ in range(2))
+    persist(other, range(10))  # since `one` looked last
+    disk.latency = 0.3
+    persist(other, [100], OTHER, settle=False)
+    while other._ssd._queue:  # it is being written
+        time.sleep(0.001)
+    persist(other, range(20, 25), settle=False)
+    demote(other, range(30, 35))
+    disk.latency = 0.0
+    one.forget(OWNER)
+    one.flush()
+    assert not any(bytes(content(n)) in disk.contents() for n in range(10))
+    other._ssd._log.refresh()
+    other.flush()
+    other.close()
+    one.close()
+    assert not any(bytes(content(n)) in disk.contents() for n in range(40))
+    assert bytes(content(100)) in disk.contents()
+
+
+def test_many_small_blocks_are_written_and_read_at_once(tmp_path):
+    """More pieces than the system takes in one call."""
+    store = TierStore(256, IDENTITY, 0, (tmp_path, 16 << 20))
+    with store._lock:  # the writer takes them together
+        persist(store, range(2000), settle=False)
+    store.flush()
+    assert (store.stats().write_errors, store.stats().dropped_writes) == (0, 0)
+    assert fetch(store, range(2000)) == [Tier.SSD] * 2000
+    store.close()
 
 
 def test_the_real_disk_reads_and_writes_in_pieces(tmp_path):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import random
+import time
 
 import numpy as np
 import pytest
 
-from fakes.tier_blocks import FOLDER, IDENTITY, OTHER, SIZE, content, contents, demote, fetch, key, name, persist, there
+from fakes.tier_blocks import FOLDER, IDENTITY, OTHER, OWNER, SIZE, content, contents, demote, fetch, key, name, persist, there
 from obole.cache.tiers.store import TierStore
 from obole.errors import ConfigError
 from obole.types import Tier
@@ -214,12 +216,12 @@ def test_documents_the_newest_of_a_name_wins(disk, open_store):
         store.put_document(OTHER, b"n", text)
     store.put_document(OTHER, b"m", b"")
     store.flush()
-    assert [d[:3] for d in store.documents()] == [(OTHER, b"n", b"new"), (OTHER, b"m", b"")]
+    assert [d[:3] for d in store.documents()] == [(OTHER, b"m", b""), (OTHER, b"n", b"new")]
     for start in range(0, 2000, 50):  # many blocks later
         persist(store, range(start, start + 50))
     store.close()
     again = open_store(disk)
-    assert [d[:3] for d in again.documents()] == [(OTHER, b"n", b"new"), (OTHER, b"m", b"")]
+    assert [d[:3] for d in again.documents()] == [(OTHER, b"m", b""), (OTHER, b"n", b"new")]
     assert all(0 <= age < 60 for *_, age in again.documents())
 
 
@@ -229,10 +231,61 @@ def test_documents_have_a_share_of_the_budget_and_no_more(disk, open_store):
         store.put_document(OTHER, b"%d" % number, bytes([number]) * 1000)
         store.flush()
     found = list(store.documents())
-    assert [int(d[1]) for d in found] == list(range(100 - len(found), 100))
+    assert [int(d[1]) for d in found] == list(range(99, 99 - len(found), -1))
     assert 10 <= len(found) <= 256 * SIZE // 16 // 1000
     store.put_document(OTHER, b"large", bytes(200_000))
     assert store.stats().dropped_writes == 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_books_of_documents_balance(disk, open_store, seed):
+    """Replaced, forgotten, beyond their share, and read again by a restart: bytes and texts are those of a simple model."""
+    chance = random.Random(seed)
+    store = open_store(disk)
+    kept: dict[tuple[bytes, bytes], bytes] = {}
+    for _ in range(200):
+        owner, label = chance.choice([OWNER, OTHER]), b"%d" % chance.randrange(12)
+        if chance.random() < 0.03:
+            store.forget(owner)
+            kept = {which: data for which, data in kept.items() if which[0] != owner}
+            continue
+        kept.pop((owner, label), None)
+        kept[owner, label] = chance.randbytes(chance.randrange(2500))
+        store.put_document(owner, label, kept[owner, label])
+        while sum(4 + len(which[1]) + len(data) for which, data in kept.items()) > store._ssd.document_bytes:
+            del kept[next(iter(kept))]
+        store.flush()
+        assert store.stats().document_bytes == sum(4 + len(which[1]) + len(data) for which, data in kept.items())
+    assert [((owner, label), data) for owner, label, data, _ in store.documents()] == [*reversed(kept.items())]
+    again = [((owner, label), data) for owner, label, data, _ in open_store(disk.killed()).documents()]
+    assert again[: len(kept)] == [*reversed(kept.items())]  # then those that had to make way, and are on disk still
+
+
+def test_a_document_comes_while_as_many_as_may_wait_are_being_written(disk, open_store):
+    store = open_store(disk, budget=64 * SIZE)
+    disk.latency = 0.2
+    assert 3000 < store._ssd.document_bytes < 6000
+    store.put_document(OTHER, b"one", bytes(3000))
+    while store._ssd._queue:
+        time.sleep(0.001)
+    store.put_document(OTHER, b"two", bytes(3000))
+    store.put_document(OTHER, b"three", bytes(3000))  # in the place of the second, which waits
+    disk.latency = 0.0
+    store.flush()
+    assert [d[1] for d in store.documents()] == [b"three"]
+    assert store.stats().dropped_writes == 1
+
+
+def test_blocks_in_ram_are_written_behind_and_stay_what_they_were(disk, open_store):
+    store = open_store(disk, ram=4)
+    demote(store, range(4))
+    store.persist_from_ram([name(n) for n in range(6)])
+    store.flush()
+    assert store.stats().tiers[SSD].blocks_written == 4
+    assert there(open_store(disk.killed(), ram=4), range(6)) == list(range(4))
+    demote(store, [9])
+    assert [store.where(key(n)) for n in (*range(4), 9)] == [SSD, RAM, RAM, RAM, RAM]  # the oldest goes, as before
+    open_store(None, ram=4).persist_from_ram([name(0)])
 
 
 @pytest.mark.parametrize(
@@ -240,7 +293,7 @@ def test_documents_have_a_share_of_the_budget_and_no_more(disk, open_store):
     [
         ((SIZE, b"short", 0, None), "32 bytes"),
         ((SIZE, IDENTITY, SIZE - 1, None), "RAM"),
-        ((SIZE, IDENTITY, 0, (FOLDER, 9)), "SSD"),
+        ((SIZE, IDENTITY, 0, (FOLDER, 9)), "kv_ssd of 9 bytes is too small"),
     ],
 )
 def test_settings_that_cannot_be_met_are_refused(arguments, what):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,8 +53,11 @@ class Index:
         self.segments: dict[int, Segment] = {}
         self.forgotten: dict[bytes, int] = {}  # owner: nothing of its that was written until then is served
         self.faults: Counter[Fault] = Counter()
+        self.document_bytes = 0
         self._block_bytes = block_bytes
-        self._document_bytes = document_bytes
+        self._most_document_bytes = document_bytes
+        self._ages: list[tuple[int, int, Placed]] = []  # a heap of documents, the oldest first; some are served no more
+        self._serial = itertools.count()
 
     def open(self, found: Scan, path: Path, *, mine: bool = False) -> Segment:
         """A segment with the records that a scan found."""
@@ -88,9 +93,7 @@ class Index:
 
     def move(self, old: Placed, segment: Segment, offset: int, header: Header) -> None:
         """A record was written again elsewhere."""
-        table = self.blocks if old.kind is Kind.BLOCK else self.documents
-        if table.get(old.key) is old:
-            del table[old.key]
+        self.drop(old)
         self.add(segment, offset, header)
 
     def live(self, placed: Placed) -> bool:
@@ -99,8 +102,13 @@ class Index:
 
     def drop(self, placed: Placed) -> None:
         """Serve a record no more."""
-        if self.live(placed):
-            del (self.blocks if placed.kind is Kind.BLOCK else self.documents)[placed.key]
+        if not self.live(placed):
+            return
+        if placed.kind is Kind.BLOCK:
+            del self.blocks[placed.key]
+        else:
+            del self.documents[placed.key]
+            self.document_bytes -= placed.length
 
     def close(self, segment: Segment) -> None:
         """A segment is gone."""
@@ -117,19 +125,18 @@ class Index:
             self.policy.forget(placed.key)
         return {placed.key for placed in gone if placed.kind is Kind.BLOCK}
 
-    @property
-    def document_bytes(self) -> int:
-        return sum(placed.length for placed in self.documents.values())
-
     def _add_document(self, placed: Placed) -> None:
         """The newest of a name wins; where all together are too large the oldest go."""
         other = self.documents.get(placed.key)
         if other is not None and (other.written, other.offset) > (placed.written, placed.offset):
             return
+        if other is not None:
+            self.drop(other)
         self.documents[placed.key] = placed
-        size = self.document_bytes
-        for old in sorted(self.documents.values(), key=lambda p: p.written):
-            if size <= self._document_bytes:
-                break
-            size -= old.length
-            del self.documents[old.key]
+        self.document_bytes += placed.length
+        heapq.heappush(self._ages, (placed.written, next(self._serial), placed))
+        while self.document_bytes > self._most_document_bytes:
+            self.drop(heapq.heappop(self._ages)[2])
+        if len(self._ages) > 2 * len(self.documents) + 64:
+            self._ages = [entry for entry in self._ages if self.live(entry[2])]
+            heapq.heapify(self._ages)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 Buffer = bytes | bytearray | memoryview | Any  # whatever has bytes to read or room to write them; numpy arrays among them
+_PIECES = 1024  # buffers in one call; Linux takes no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ class OsDisk:
         left = [view for view in map(_octets, buffers) if len(view)]
         done = 0
         while left:
-            count = os.preadv(fd, left, offset + done)
+            count = os.preadv(fd, left[:_PIECES], offset + done)
             if count == 0:
                 break
             done += count
@@ -94,7 +95,7 @@ class OsDisk:
     def write(self, fd: int, buffers: Sequence[Buffer], offset: int) -> None:
         left = [view for view in map(_octets, buffers) if len(view)]
         while left:
-            count = os.pwritev(fd, left, offset)
+            count = os.pwritev(fd, left[:_PIECES], offset)
             if count == 0:
                 raise OSError(errno.EIO, "The disk took nothing.")
             offset += count

@@ -52,6 +52,7 @@ class Log:
         self._lock = lock
         self._clock = clock
         self._forgotten = forgotten
+        self._full = False  # the next segment takes the place of another one, whatever the budget says
         self._writers: dict[Queue, SegmentWriter] = {}
         self._scrubs: dict[bytes, int] = {}  # owners whose records are still to be overwritten, and until when written
 
@@ -135,8 +136,12 @@ class Log:
         for queue in list(self._writers):
             self._finish(queue)
 
-    def abandon(self) -> None:
-        """Begin new segments after a failure. What the old ones hold is found by its headers."""
+    def abandon(self, *, full: bool) -> None:
+        """Begin new segments after a failure. What the old ones hold is found by its headers.
+
+        `full`: the disk has no room, whatever the budget says; the next segment then takes the place of another one.
+        """
+        self._full = full
         while self._writers:
             _, writer = self._writers.popitem()
             with self._lock:
@@ -152,16 +157,22 @@ class Log:
         """Give up segments until there is room for one more, and for one of survivors beside it."""
         skip: set[int] = set()
         given = 0
+        full, self._full = self._full, False
         while True:
             listed = {n: file for file in self._disk.list(self._folder) if (n := number_of(file.name)) is not None}
-            if sum(file.size for file in listed.values()) + 2 * self._segment_bytes <= self._budget:
+            fits = sum(file.size for file in listed.values()) + 2 * self._segment_bytes <= self._budget
+            if fits and not full:
                 return
             victim = self._oldest({n: file for n, file in listed.items() if n not in skip})
+            if victim is None and fits:
+                return
             if victim is None:
                 raise OSError(errno.ENOSPC, "All segments within the budget are being written to.")
             given += 1
             # If so many segments full of what must stay do not make room for one, too much is held: then it goes as well.
-            if not self._give_up(victim, honour_holds=given <= PATIENCE):
+            if self._give_up(victim, honour_holds=given <= PATIENCE, rescue=not full):
+                full = False
+            else:
                 skip.add(victim)
 
     def _oldest(self, listed: dict[int, Listed]) -> int | None:
@@ -183,8 +194,11 @@ class Log:
                 return oldest[queue][1]
         return None
 
-    def _give_up(self, number: int, *, honour_holds: bool) -> bool:
-        """Remove a segment, its survivors written again. False where another process appends to it."""
+    def _give_up(self, number: int, *, honour_holds: bool, rescue: bool = True) -> bool:
+        """Remove a segment, its survivors written again. False where another process appends to it.
+
+        `rescue`: False on a disk that has no room for survivors.
+        """
         with self._lock:
             segment = self._index.segments.get(number)
         path = segment.path if segment else self._folder / f"{number:016x}.seg"
@@ -199,10 +213,12 @@ class Log:
             if not self._disk.lock(fd):
                 return False
             if segment is not None:
-                self._rescue(fd, segment, honour_holds)
+                if rescue:
+                    self._rescue(fd, segment, honour_holds)
                 with self._lock:
                     self._index.close(segment)
-            self._disk.remove(path)
+            with contextlib.suppress(FileNotFoundError):
+                self._disk.remove(path)
             return True
         finally:
             self._disk.close(fd)
@@ -323,7 +339,7 @@ class Log:
         with contextlib.suppress(FileExistsError):
             self._disk.close(self._disk.create(self._folder / f"{owner.hex()}-{until:016x}{FORGOTTEN}"))
         self._disk.sync_folder(self._folder)
-        self._scrub(owner, until)
+        self.refresh()  # others may have written something of the owner's since the last look
 
     def _heed(self, files: Sequence[Listed]) -> None:
         """Forget what other processes, or this one before it ended, were told to."""
@@ -341,7 +357,8 @@ class Log:
                     self._forgotten(owner)
                 self._scrubs[owner] = until
             if time.time() - until / 1e9 > FORGOTTEN_SECONDS and owner not in self._scrubs:
-                self._disk.remove(self._folder / file.name)
+                with contextlib.suppress(FileNotFoundError):  # another process was quicker
+                    self._disk.remove(self._folder / file.name)
 
     def _scrub(self, owner: bytes, until: int) -> None:
         with self._lock:

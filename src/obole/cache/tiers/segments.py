@@ -8,6 +8,7 @@ for everybody who keeps to the budget. When it is full it gets its summary and t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections import Counter
@@ -88,6 +89,8 @@ class SegmentWriter:
             disk.resize(self._fd, size)
         except OSError:
             self.abandon()
+            with contextlib.suppress(OSError):
+                disk.remove(self.path)  # else each attempt on a full disk would leave a file behind
             raise
 
     def room(self, lengths: Sequence[int]) -> int:

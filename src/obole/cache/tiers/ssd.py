@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from collections import Counter, deque
@@ -27,6 +28,7 @@ BATCH_BYTES = 4 << 20  # written at a time
 REFRESH_SECONDS = 5.0  # between looks at what other processes did to the folder
 REST_SECONDS = 10.0  # after a failed write, doubled with each one more
 LONGEST_REST = 300.0
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 START_SECONDS = 30.0  # that opening waits for the folder to be read; the rest is read behind
 
 
@@ -51,7 +53,9 @@ class Ssd:
     ) -> None:  # fmt: skip
         smallest = MIN_SEGMENTS * SMALLEST * extent(block_bytes)
         if budget < smallest:
-            raise ConfigError(f"An SSD tier for blocks of {block_bytes} bytes needs at least {smallest} bytes, not {budget}.")
+            raise ConfigError(
+                f"kv_ssd of {budget} bytes is too small for blocks of {block_bytes}: give it {smallest} bytes or more."
+            )
         self._segment_bytes = max(min(SEGMENT_BYTES, budget // SEGMENTS), SMALLEST * extent(block_bytes))
         self.document_bytes = int(budget * DOCUMENT_SHARE)
         self.index = Index(block_bytes, identity, LogPolicy(budget // extent(block_bytes)), self.document_bytes)
@@ -62,7 +66,8 @@ class Ssd:
         self._clock = clock
         self._identity = identity
         self._queue_slots = queue_slots
-        self._log = Log(disk, folder, budget, self._segment_bytes, self.index, lock, clock, forgotten)
+        self._forgotten = forgotten
+        self._log = Log(disk, folder, budget, self._segment_bytes, self.index, lock, clock, self._told_to_forget)
         self._queue: deque[Pending] = deque()
         self.pending: dict[bytes, Pending] = {}  # blocks of the queue and of the batch being written
         self._waiting_slots = 0
@@ -113,7 +118,9 @@ class Ssd:
         _check(BlockName(key, owner))
         self._waiting_documents += len(data)
         while self._waiting_documents > self.document_bytes:
-            oldest = next(p for p in self._queue if p.kind is Kind.DOCUMENT)
+            oldest = next((p for p in self._queue if p.kind is Kind.DOCUMENT), None)
+            if oldest is None:  # all that wait are being written
+                break
             self._queue.remove(oldest)
             self._waiting_documents -= len(oldest.data)
             self.dropped += 1
@@ -123,16 +130,26 @@ class Ssd:
     def forget(self, owner: bytes) -> set[bytes]:
         """Serve nothing of an owner any more, and have it overwritten. Keys of its blocks, those waiting included."""
         until = self._stamp_for(owner)
-        gone = self.index.forget(owner, until)
+        gone = self.index.forget(owner, until) | self._cancel(owner)
+        self._forget.append((owner, until))
+        self._lock.notify_all()
+        return gone
+
+    def _cancel(self, owner: bytes) -> set[bytes]:
+        """Nothing of an owner that waits is written any more. The keys of its blocks."""
+        gone = set()
         for pending in [*self._queue, *self.pending.values()]:
             if pending.name.owner == owner and not pending.cancelled:
                 pending.cancelled = True
                 if pending.kind is Kind.BLOCK:
                     gone.add(pending.name.key)
                     self.pending.pop(pending.name.key, None)
-        self._forget.append((owner, until))
-        self._lock.notify_all()
         return gone
+
+    def _told_to_forget(self, owner: bytes) -> None:
+        """Another process had an owner's blocks deleted; called by the log."""
+        self._cancel(owner)
+        self._forgotten(owner)
 
     def _stamp_for(self, owner: bytes) -> int:
         """Nanoseconds since 1970, never the same twice, and after all that the owner wanted forgotten, whatever clocks say."""
@@ -156,9 +173,9 @@ class Ssd:
         self._thread.join(seconds)
 
     def documents(self) -> Iterator[tuple[bytes, bytes, int]]:
-        """Owner, payload and time of writing (nanoseconds since 1970) of every document on disk, oldest first."""
+        """Owner, payload and time of writing (nanoseconds since 1970) of every document on disk, newest first."""
         with self._lock:
-            found = sorted(self.index.documents.values(), key=lambda placed: placed.written)
+            found = sorted(self.index.documents.values(), key=lambda placed: -placed.written)
         for placed in found:
             draft: Draft | Fault
             try:
@@ -247,12 +264,13 @@ class Ssd:
         """Do something with the disk. Where it fails the tier rests, for longer each time."""
         try:
             work()
-        except (OSError, MemoryError):
+        except (OSError, MemoryError) as error:
+            full = isinstance(error, OSError) and error.errno in _FULL and self._failures > 0  # still, after a rest
             with self._lock:
                 self.write_errors += 1
                 self._rest_until = self._clock() + min(LONGEST_REST, REST_SECONDS * 2**self._failures)
                 self._failures = min(self._failures + 1, 10)
-            self._log.abandon()
+            self._log.abandon(full=full)
             return False
         self._failures = 0
         return True

@@ -144,6 +144,17 @@ class TierStore:
                     self._ssd.index.policy.rose(name.key)
                     self._persist(name, block)
 
+    def persist_from_ram(self, names: Sequence[BlockName]) -> None:
+        """`persist` for blocks that have gone down to RAM meanwhile; others are passed over. Nothing is copied."""
+        with self._lock:
+            if self._ssd is None or self._ram is None or self._closed:
+                return
+            for name in names:
+                if (slot := self._ram.find(name.key)) is not None:
+                    self._ssd.index.policy.missed(name.key)
+                    self._ssd.index.policy.rose(name.key)
+                    self._ssd.enqueue(name, slot)
+
     def wants(self, key: bytes) -> bool:
         with self._lock:
             return self._ssd is not None and self._ssd.wants(key)
@@ -237,7 +248,7 @@ class TierStore:
                 self._ssd.put_document(owner, document_key(owner, name), pack_document(name, data))
 
     def documents(self) -> Iterator[tuple[bytes, bytes, bytes, float]]:
-        """Owner, name, bytes and age in seconds of every document that has been written, oldest first. Reads as it goes."""
+        """Owner, name, bytes and age in seconds of every document that has been written, newest first. Reads as it goes."""
         if self._ssd is not None:
             for owner, payload, written in self._ssd.documents():
                 yield (owner, *unpack_document(payload), max(0.0, time.time() - written / 1e9))
