@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import io
 import json
 import math
 import os
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import pytest
+import rich.console
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -93,10 +95,15 @@ def test_figures_are_differences() -> None:
     counting.drafted.labels("memory").inc(40)
     counting.accepted.labels("memory").inc(30)
     counting.queries.inc(100)
+    counting.hits_by_tier.labels("ssd").inc(25)
     now = read_snapshot(counting.page().decode(), 12.0)
     recent, whole = figures(now, before, before), figures(now, before, Snapshot(at=0.0))
     assert recent.tokens_per_second == whole.tokens_per_second == recent.by_source["memory"] == 15.0
     assert (recent.cache_hit_rate, whole.cache_hit_rate) == (0.0, 0.5)
+    assert recent.hits_by_tier["ssd"] == 0.25
+    console = rich.console.Console(width=100, record=True, file=io.StringIO())
+    console.print(top_screen.rates(recent, [1.0]))
+    assert "25% ssd" in console.export_text()
     assert recent.acceptance == {"lookup": None, "memory": 0.75}
     assert whole.acceptance == {"lookup": 0.5, "memory": 0.75}
     assert recent.latencies["first_token"]["p50"] is None

@@ -62,6 +62,7 @@ class Snapshot:
     accepted: Mapping[str, float] = field(default_factory=dict)
     prompt_tokens: float = 0.0  # looked up in the prefix cache
     cached_tokens: float = 0.0  # found there
+    cached_by_tier: Mapping[str, float] = field(default_factory=dict)
     latencies: Mapping[str, Histogram] = field(default_factory=dict)
 
 
@@ -85,19 +86,20 @@ def read_snapshot(text: str, at: float) -> Snapshot:
     def total(name: str) -> float:
         return math.fsum(value for _, value in samples.get(PREFIX + name, ()))
 
-    def by_source(name: str) -> dict[str, float]:
-        return {labels["source"]: value for labels, value in samples.get(PREFIX + name, ())}
+    def by(label: str, name: str) -> dict[str, float]:
+        return {labels[label]: value for labels, value in samples.get(PREFIX + name, ())}
 
     return Snapshot(
         at=at,
         running=round(total("num_requests_running")),
         waiting=round(total("num_requests_waiting")),
         kv_usage=total("kv_cache_usage_perc"),
-        generated=by_source("generation_tokens_total"),
-        drafted=by_source("spec_decode_num_draft_tokens_total"),
-        accepted=by_source("spec_decode_num_accepted_tokens_total"),
+        generated=by("source", "generation_tokens_total"),
+        drafted=by("source", "spec_decode_num_draft_tokens_total"),
+        accepted=by("source", "spec_decode_num_accepted_tokens_total"),
         prompt_tokens=total("prefix_cache_queries_total"),
         cached_tokens=total("prefix_cache_hits_total"),
+        cached_by_tier=by("tier", "prefix_cache_hits_by_tier_total"),
         latencies={name: _histogram(samples.get(f"{PREFIX}{metric}_bucket", ())) for name, metric in LATENCIES.items()},
     )
 
@@ -118,6 +120,7 @@ class Figures:
     by_source: Mapping[str, float]
     prompt_tokens: int
     cache_hit_rate: float | None
+    hits_by_tier: Mapping[str, float | None]  # shares of the tokens of prompts, which sum to the hit rate
     drafted: Mapping[str, int]
     acceptance: Mapping[str, float | None]
     latencies: Mapping[str, Mapping[str, float | None]]
@@ -138,6 +141,9 @@ def figures(now: Snapshot, before: Snapshot, since: Snapshot) -> Figures:
         by_source=rates,
         prompt_tokens=round(prompt),
         cache_hit_rate=_share(now.cached_tokens - since.cached_tokens, prompt),
+        hits_by_tier={
+            tier: _share(count - since.cached_by_tier.get(tier, 0.0), prompt) for tier, count in now.cached_by_tier.items()
+        },
         drafted={source: round(count) for source, count in drafted.items()},
         acceptance={source: _share(accepted.get(source, 0.0), count) for source, count in drafted.items()},
         latencies={name: _quantiles(h.since(since.latencies.get(name, Histogram()))) for name, h in now.latencies.items()},

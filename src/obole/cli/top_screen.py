@@ -9,10 +9,19 @@ from rich.table import Table
 from rich.text import Text
 
 from obole.cli.top_figures import QUANTILES, Figures, sparkline
+from obole.types import Tier
 
-COLOURS = {"lookup": "blue", "memory": "magenta", "prediction": "green", "forced": "yellow", "draft": "bright_red"}
+COLOURS = {
+    "lookup": "blue",
+    "memory": "magenta",
+    "prediction": "green",
+    "forced": "yellow",
+    "draft": "bright_red",
+    "mtp": "dark_orange",
+}
 NAMES = {"first_token": "first token", "between_tokens": "between tokens", "request": "whole request", "queue": "in the queue"}
 GAUGE = 20  # columns
+BELOW = (Tier.RAM, Tier.SSD)
 
 
 def screen(url: str, health: str, problem: str, shown: Figures | None, paces: Sequence[float]) -> RenderableType:
@@ -38,7 +47,9 @@ def rates(shown: Figures, paces: Sequence[float]) -> Table:
     pace = Text.assemble((f"{shown.tokens_per_second:,.1f}", "bold"), "  ", (sparkline(paces), "cyan"))
     table.add_row("tokens/s", pace)
     hits = "–" if shown.cache_hit_rate is None else f"{shown.cache_hit_rate:.0%}"
-    table.add_row("prompts from cache", Text.assemble((hits, "bold"), f" of {shown.prompt_tokens:,} tokens"))
+    tiers = ", ".join(f"{share:.0%} {tier}" for tier, share in shown.hits_by_tier.items() if share)
+    below = f" ({tiers})" if any(shown.hits_by_tier.get(tier) for tier in BELOW) else ""
+    table.add_row("prompts from cache", Text.assemble((hits, "bold"), f" of {shown.prompt_tokens:,} tokens{below}"))
     return table
 
 

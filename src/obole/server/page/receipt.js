@@ -60,6 +60,7 @@ export function lines(receipt, rate) {
     const rejected = sum(receipt.rejected);
     made.push({ label: "drafted", value: count(drafted, "token"), note: `${whole.format(rejected)} rejected` });
   }
+  if (receipt.acceptance === "lossy") made.push({ label: "lossy", value: `${whole.format(receipt.confidences.length)} unverified`, note: `confidence ${short.format(Math.min(...receipt.confidences))} at least` });
   const bytes = receipt.weight_bytes + receipt.kv_bytes;
   made.push({ label: "memory read", value: receipt.output_tokens ? `${size(bytes / receipt.output_tokens)} a token` : size(bytes), note: `weights ${size(receipt.weight_bytes)}, KV ${size(receipt.kv_bytes)}` });
   if (receipt.preemptions) made.push({ label: "preempted", value: count(receipt.preemptions, "time"), note: `${count(receipt.recomputed_tokens, "token")} recomputed` });

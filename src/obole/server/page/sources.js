@@ -7,6 +7,7 @@ export const SOURCES = new Map([
   ["prediction", "the expected answer"],
   ["forced", "all that the format allows"],
   ["draft", "a smaller model's guess"],
+  ["mtp", "the model's own foresight"],
 ]);
 
 /** An element with a class and text. */
