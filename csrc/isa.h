@@ -88,6 +88,7 @@ struct Kernels {
     void (*gelu_tanh_mul)(const float* gate, const float* up, int64_t n, float* out);
     void (*rope)(float* x, const float* cos, const float* sin, int64_t half);
     int64_t (*argmax)(const float* x, int64_t n);
+    float (*exp_sum)(const float* x, int64_t n, float top);
     // The noise of ids first, first + 1, ..., first + n - 1 where `ids` is null.
     void (*gumbel)(uint64_t seed, uint64_t position, const int64_t* ids, int64_t first, int64_t n, float* out);
     // Softmax of a unit's queries over one segment, each into states + i * state_floats(head_dim).

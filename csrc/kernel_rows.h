@@ -97,6 +97,24 @@ int64_t argmax(const float* x, int64_t n) {
     return 0;
 }
 
+// Sum of exp(x - top) over 4 x 16 running sums; NaN counts as minus infinity.
+template <class V>
+float exp_sum(const float* x, int64_t n, float top) {
+    const auto shift = V::set1(top), least = V::set1(-__builtin_inff());
+    const auto term = [&](typename V::F v) { return exp<V>(V::sub(V::max(v, least), shift)); };
+    auto s0 = V::zero(), s1 = V::zero(), s2 = V::zero(), s3 = V::zero();
+    int64_t i = 0;
+    for (; i + 64 <= n; i += 64) {
+        s0 = V::add(s0, term(V::load(x + i)));
+        s1 = V::add(s1, term(V::load(x + i + 16)));
+        s2 = V::add(s2, term(V::load(x + i + 32)));
+        s3 = V::add(s3, term(V::load(x + i + 48)));
+    }
+    for (; i + 16 <= n; i += 16) s0 = V::add(s0, term(V::load(x + i)));
+    if (i < n) s0 = V::add(s0, V::keep(term(V::loadn(x + i, n - i)), 0, n - i, 0.0f));
+    return V::hsum(V::add(V::add(s0, s1), V::add(s2, s3)));
+}
+
 // Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), key = seed,
 // counter = (low 32 bits of id / 4, position, 0), one of the four words for each id.
 inline __attribute__((always_inline)) void philox(uint64_t seed, uint64_t position, uint32_t counter, uint32_t (&word)[4]) {

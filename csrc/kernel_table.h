@@ -11,7 +11,7 @@ namespace {
 
 template <class V>
 constexpr Kernels table{V::name,     quantize<V>,      product<V>, rms_norm<V>, add<V>, silu_mul<V>,       gelu_tanh_mul<V>,
-                        rope<V>,     argmax<V>,        gumbel,     attend_segment<V>,   attend_merge<V>,   attend_finish<V>};
+                        rope<V>,     argmax<V>,        exp_sum<V>, gumbel,     attend_segment<V>,   attend_merge<V>,   attend_finish<V>};
 
 }  // namespace
 }  // namespace obole

@@ -140,6 +140,11 @@ void bind_row_ops(nb::class_<Desk>& c) {
     c.def("argmax", [](Desk& desk, Address x, int64_t x_row, int64_t rows, int64_t n, Address out) {
         desk.submit("argmax", [=, &ops = desk.ops] { ops.argmax(at<const float>(x), x_row, rows, n, at<int64_t>(out)); });
     });
+    c.def("confidence", [](Desk& desk, Address x, int64_t x_row, Address best, int64_t rows, int64_t n, Address out) {
+        desk.submit("argmax", [=, &ops = desk.ops] {
+            ops.confidence(at<const float>(x), x_row, at<const int64_t>(best), rows, n, at<float>(out));
+        });
+    });
     c.def("gumbel", [](Desk& desk, uint64_t seed, uint64_t position, Address ids, int64_t n, Address out) {
         desk.submit("gumbel", [=, &ops = desk.ops] { ops.gumbel(seed, position, at<const int64_t>(ids), n, at<float>(out)); });
     });

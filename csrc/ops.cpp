@@ -166,6 +166,12 @@ void Ops::argmax(const float* x, int64_t x_row, int64_t rows, int64_t n, int64_t
     });
 }
 
+void Ops::confidence(const float* x, int64_t x_row, const int64_t* best, int64_t rows, int64_t n, float* out) {
+    over_rows(rows, 4 * n, [&](int64_t first, int64_t last) {
+        for (int64_t r = first; r < last; ++r) out[r] = 1.0f / k_.exp_sum(x + r * x_row, n, x[r * x_row + best[r]]);
+    });
+}
+
 void Ops::gumbel(uint64_t seed, uint64_t position, const int64_t* ids, int64_t n, float* out) {
     constexpr int64_t step = 2048;
     pool_.run(ceil_div(n, step), [&](int64_t i) {

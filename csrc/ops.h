@@ -38,6 +38,8 @@ public:
     void attention(const Attention& a, int64_t rows);
     void gated(bool silu, const float* x, int64_t x_row, int64_t rows, int64_t n, float* out);
     void argmax(const float* x, int64_t x_row, int64_t rows, int64_t n, int64_t* out);
+    // out[r] = exp(x[r][best[r]]) over the sum of exp(x[r]).
+    void confidence(const float* x, int64_t x_row, const int64_t* best, int64_t rows, int64_t n, float* out);
     void gumbel(uint64_t seed, uint64_t position, const int64_t* ids, int64_t n, float* out);
 
 private:

@@ -208,3 +208,23 @@ def test_the_choice_of_implementation(monkeypatch):
         load_ops("fast", 1)
     with pytest.raises(ConfigError, match="threads"):
         load_ops("native", 0)
+
+
+@every_isa
+@pytest.mark.parametrize("n", [1, 15, 16, 64, 100, 554, 4099])
+def test_confidence_is_the_softmax_at_the_argmax(ops, n):
+    logits = activations(9, n + 3)[:, :n]
+    if n > 1:
+        logits[4, n // 2] = math.nan
+    logits[5, : n // 2] = -math.inf
+    best = ops.argmax(logits)
+    got = ops.confidence(logits, best)
+    close(got, REFERENCE.confidence(logits, best), rtol=1e-5)
+    known = torch.where(logits.isnan(), -math.inf, logits).double()
+    if n > 1:
+        close(got.double(), known.softmax(1).amax(1), rtol=1e-5)
+    for r in range(9):
+        assert same_bits(ops.confidence(logits[r : r + 1], best[r : r + 1])[0], got[r])
+    assert same_bits(got, native(1, "portable").confidence(logits, best))
+    with pytest.raises(ValueError, match="confidence"):
+        ops.confidence(logits, best[:3])

@@ -75,7 +75,9 @@ class Runner:
         self, plan: StepPlan, result: StepResult, part: list[LogitRow], logits: torch.Tensor, best: torch.Tensor
     ) -> None:
         values: Floats = logits.numpy()
-        for (i, _, position, offset), row, top in zip(part, values, best.tolist(), strict=True):
+        masks = any(s.draft is not None and s.draft.masks for s in plan.sequences)
+        confidences = self.steps.ops.confidence(logits, best).tolist() if masks else [0.0] * len(part)
+        for (i, _, position, offset), row, top, highest in zip(part, values, best.tolist(), confidences, strict=True):
             sequence = plan.sequences[i]
             params = sequence.request.params
             chosen = result.tokens[i]
@@ -95,12 +97,12 @@ class Runner:
             known = row[: self.vocab_size]
             if at_mask and not params.lossy:
                 likeliest = top if top < known.size else int(known.argmax())
-                result.ahead.setdefault(i, []).append(Ahead(likeliest, confidence(row, likeliest)))
+                result.ahead.setdefault(i, []).append(Ahead(likeliest, confidence(row, top, highest, likeliest)))
                 continue
             kept = result.distributions[i] if self.keeps_distributions and not is_greedy(params) else None
             token = self._choose(sequence, chosen, known, top, kept)
             if draft is not None and draft.threshold is not None:
-                sure = confidence(row, token)
+                sure = confidence(row, top, highest, token)
                 if at_mask and sure < draft.threshold:
                     continue
                 result.confidences.setdefault(i, []).append(sure)
@@ -108,10 +110,10 @@ class Runner:
             if sequence.constraint is not None and not sequence.dead:
                 sequence.constraint.accept(token)
             if params.logprobs is not None:
-                known = result.logprobs[i]
-                if known is None:
-                    known = result.logprobs[i] = []
-                known.append(token_logprob(row, token, params.logprobs))
+                reported = result.logprobs[i]
+                if reported is None:
+                    reported = result.logprobs[i] = []
+                reported.append(token_logprob(row, token, params.logprobs))
 
     def _choose(self, sequence: Sequence, chosen: list[int], row: Floats, best: int, kept: list[Distribution] | None) -> int:
         """The token after those of the sequence and those `chosen` in this step; `kept` takes what it was drawn from."""

@@ -222,13 +222,15 @@ def token_logprob(logits: Floats, token: int, top: int) -> TokenLogprob:
     return TokenLogprob(token, _finite(z[token] - normaliser), tuple((int(i), _finite(z[i] - normaliser)) for i in best))
 
 
-def confidence(logits: Floats, token: int) -> float:
-    """The model's own probability of `token`, before penalties and filters: within [0, 1]; NaN counts as minus infinity."""
-    weights = np.exp(logits - logits.max())
-    total = float(weights.sum())
-    if math.isnan(total):
-        return math.exp(token_logprob(logits, token, 0).logprob)
-    return float(weights[token]) / total
+def confidence(logits: Floats, best: int, highest: float, token: int) -> float:
+    """The model's own probability of `token`, before penalties and filters: within [0, 1]; NaN counts as minus infinity.
+
+    `highest`: that of `best`, the likeliest token.
+    """
+    if token == best:
+        return highest
+    rest = float(logits[token]) - float(logits[best])
+    return 0.0 if math.isnan(rest) else highest * math.exp(rest)
 
 
 def _ranked(z: Doubles, k: int) -> list[int]:

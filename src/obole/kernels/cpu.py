@@ -167,9 +167,7 @@ class NativeOps:
         if out.shape != (rows, second.out_features) or out.dtype is not _F32 or _scattered(out):
             raise _bad("adapt_", f"an output of float32 ({rows}, {second.out_features})", out)
         if second.in_features != first.out_features:
-            raise ValueError(
-                f"adapt_ needs {first.out_features} inputs of the second product, not {second.in_features}."
-            )
+            raise ValueError(f"adapt_ needs {first.out_features} inputs of the second product, not {second.in_features}.")
         which = _vector("adapt_", "ids", ids, rows, _I32)
         self._ops.adapt(
             first.packed, second.packed, x.data_ptr(), x.stride(0), which, id, rows, out.data_ptr(), out.stride(0)
@@ -277,6 +275,15 @@ class NativeOps:
         rows, n = logits.shape
         out = self._new((rows,), torch.int64)
         self._ops.argmax(logits.data_ptr(), logits.stride(0), rows, n, out.data_ptr())
+        return out
+
+    def confidence(self, logits: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
+        if logits.dim() != 2 or logits.dtype is not _F32 or not logits.shape[1] or _scattered(logits):
+            raise _bad("confidence", "float32 rows (R, V) that are not empty", logits)
+        rows, n = logits.shape
+        which = _vector("confidence", "best", best, rows, torch.int64)
+        out = self._new((rows,))
+        self._ops.confidence(logits.data_ptr(), logits.stride(0), which, rows, n, out.data_ptr())
         return out
 
     def gumbel(self, seed: int, position: int, ids: torch.Tensor | int) -> torch.Tensor:

@@ -141,6 +141,10 @@ class Ops(Protocol):
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
         """(R, V) -> int64 (R,): the lowest index of the largest value; NaN never wins (0 if all are NaN)."""
 
+    def confidence(self, logits: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
+        """(R, V), and their argmax int64 (R,) -> float32 (R,): the softmax at the argmax; NaN counts as minus infinity. Not a
+        number where the largest value is not finite."""
+
     def gumbel(self, seed: int, position: int, ids: torch.Tensor | int) -> torch.Tensor:
         """Noise float32 (n,) for the ids in an int64 tensor, or for 0 to n - 1: a function of (seed, position, id) alone.
 

@@ -132,6 +132,11 @@ class ReferenceOps:
         found = np.argmax((clean == clean.amax(dim=1, keepdim=True)).logical_and(~logits.isnan()).numpy(), axis=1)
         return torch.from_numpy(found)
 
+    def confidence(self, logits: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
+        known = torch.where(logits.isnan(), -torch.inf, logits)
+        top = known.gather(1, best[:, None])
+        return (known - top).exp().sum(1).reciprocal()
+
     def gumbel(self, seed: int, position: int, ids: torch.Tensor | int) -> torch.Tensor:
         wanted = torch.arange(ids) if isinstance(ids, int) else ids
         u = (noise_words(seed, position, wanted.numpy()).astype(np.float64) + 0.5) * 2.0**-32
