@@ -117,6 +117,8 @@ def test_adapters_leave_the_weights_alone(invoke: Any, model: Path, texts: Path,
     ours, theirs = open_checkpoint(out).tensors, open_checkpoint(model).tensors
     name = "model.layers.1.self_attn.q_proj.weight"
     assert (ours[name].data == theirs[name].data).all()
+    again = invoke(*arguments(out, tmp_path / "again", "--data", str(texts), "--steps", "1"))
+    assert (again.exit_code, "has an adapter for its masks, which would be lost" in again.stderr) == (1, True)
 
 
 def test_nothing_is_overwritten_and_nothing_is_resumed_by_mistake(
@@ -130,6 +132,11 @@ def test_nothing_is_overwritten_and_nothing_is_resumed_by_mistake(
     assert (done.exit_code, "add --resume to go on, or remove it" in done.stderr) == (1, True)
     done = invoke(*arguments(model, out, *more, "--resume", "--seed", "1"))
     assert (done.exit_code, "another seed (0, not 1)" in done.stderr) == (1, True)
+    done = invoke(*arguments(model, out, *more, "--resume", "--slots", "44"))  # whose rows are others, too
+    assert (done.exit_code, "another slots (40, not 44)" in done.stderr) == (1, True)
+    for place, status, message in ((".", 2, "OUT must name a folder"), (texts / "x", 1, "cannot be made: Not a directory")):
+        done = invoke(*arguments(model, Path(place), *more))
+        assert (done.exit_code, message in done.stderr) == (status, True), done.stderr
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").touch()
     done = invoke(*arguments(model, tmp_path / "full", *more))

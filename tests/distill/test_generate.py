@@ -11,7 +11,7 @@ import pytest
 from fakes.engines import TinyEngine
 from obole.distill import generate
 from obole.distill.generate import Writing, write_texts, written_texts
-from obole.errors import InvalidRequest, ModelError
+from obole.errors import InvalidRequest, ModelError, OboleError
 
 PROMPTS = [[1], [5, 6, 7]]
 WRITING = Writing(tokens=200, length=20, seed=3)
@@ -83,6 +83,19 @@ def test_texts_of_another_kind_are_not_mixed_in(tiny_engine: TinyEngine, tmp_pat
     with pytest.raises(ModelError, match="written with other settings: give those again, or remove the file"):
         write(engine, path, **other)
     assert path.read_text() == before
+
+
+def test_a_full_disk_is_said(tiny_engine: TinyEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = Path.open
+
+    def full(path: Path, mode: str = "r", **rest: Any) -> Any:
+        if mode == "a":
+            raise OSError(28, "No space left on device")
+        return opened(path, mode, **rest)
+
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises(OboleError, match=r"texts\.jsonl could not be written: No space left on device"):
+        write(tiny_engine("llama"), tmp_path / "texts.jsonl")
 
 
 def test_a_prompt_must_leave_room(tiny_engine: TinyEngine, tmp_path: Path) -> None:

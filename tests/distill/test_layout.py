@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from obole.distill.layout import layout
+from obole.distill.layout import layout, reaching
+from obole.distill.losses import kept_regions
 from obole.distill.recipe import ground_truth
 from obole.errors import ConfigError
 
@@ -58,6 +59,20 @@ def test_rolled_layout_equals_one_built_slot_by_slot(shape: tuple[int, int, int,
     assert {name: getattr(made, name).tolist() for name in expected} == expected
     assert torch.equal(made.positions, made.source)
     assert len(made.source) <= slots
+
+
+@given(shapes(), st.data())
+def test_a_shorter_layout_is_the_beginning_of_the_whole(shape: tuple[int, int, int, int], data: st.DataObject) -> None:
+    """And what it leaves out would not have counted."""
+    length = data.draw(st.integers(1, shape[0]))
+    whole, made = layout(*shape), reaching(*shape, length)
+    many = len(made.source)
+    for name in ("source", "is_mask"):
+        assert torch.equal(getattr(made, name), getattr(whole, name)[:many])
+    assert torch.equal(made.allow, whole.allow[:many, :many])
+    assert torch.equal(made.predict, whole.predict[: len(made.predict)])
+    counted = kept_regions(torch.tensor([length]), whole)[0]
+    assert len(made.predict) == max(1, int(counted.sum()))
 
 
 def test_every_k_and_roll_of_the_paper() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,16 @@ def test_training_teaches() -> None:
     steps = [taught.step() for _ in range(60)]
     first, last = (sum(s.cross_entropy for s in part) / 10 for part in (steps[:10], steps[-10:]))
     assert last < 0.7 * first
+
+
+def test_the_text_itself_may_be_taught_first() -> None:
+    first, truth, hard = (
+        trainer(recipe(objective=Objective(**made)))  # type: ignore[arg-type]
+        for made in ({"truth_steps": 2}, {"targets": "truth"}, {"targets": "hard"})
+    )
+    losses = [[step.loss for step in (one.step(), one.step())] for one in (first, truth, hard)]
+    assert losses[0] == losses[1] != losses[2]
+    assert first.step().loss != truth.step().loss
 
 
 def test_the_teacher_does_not_change() -> None:
@@ -146,12 +157,26 @@ def test_every_row_is_read_once_in_a_round() -> None:
         ({"k_max": 1}, "--k-max must be at least 2, not 1"),
         ({"k_max": 40}, "set more --slots, fewer --regions or a smaller --k-max"),
         ({"batch": 0}, "--batch must be at least 1"),
-        ({"objective": Objective(targets="guess")}, "--loss must be one of hard, soft, truth, not 'guess'"),
+        ({"seed": 1 << 63}, "--seed must be at most"),
     ],
 )
 def test_recipes_that_cannot_be(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Recipe(**values)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"targets": "guess"}, "--loss must be one of hard, soft, truth, not 'guess'"),
+        ({"prefix": -1.0}, "--prefix-loss must be at least 0"),
+        ({"prefix": math.nan}, "--prefix-loss must be at least 0"),
+        ({"entropy": math.inf}, "--entropy must be a finite number"),
+    ],
+)
+def test_objectives_that_cannot_be(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Objective(**values)
 
 
 @pytest.mark.parametrize(
@@ -180,6 +205,7 @@ def test_a_state_that_cannot_be_written_leaves_the_last_one(tmp_path: Path, monk
     with pytest.raises(OSError, match="No space left"):
         save(path, taught.state(FACTS))
     assert load(path).step == 0
+    assert list(tmp_path.iterdir()) == [path]  # half a state would only take room
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b[:0], lambda b: b"\0" * len(b)])

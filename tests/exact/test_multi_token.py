@@ -20,8 +20,9 @@ from obole import Engine, SamplingParams
 from obole.bench.inside import always_drafting
 from obole.config import BLOCK_SIZE, MultiToken
 from obole.errors import InvalidRequest
+from obole.scheduler.loading import Loader
 from obole.speculate.multi_token import MARGIN, RECENT, TAKEN
-from obole.types import Source
+from obole.types import Source, Tier
 
 ARCHITECTURES = ["llama", "qwen2", "qwen3", "gemma3"]
 MASK = 120  # ids from here on are never chosen
@@ -57,7 +58,7 @@ def engines(request, tmp_path_factory):
 def after(engine: Engine, tokens: list[int], params: SamplingParams):
     """What the model says after these tokens, masks among them; never a mask."""
     asked = dataclasses.replace(params, max_tokens=1, mtp=None, logprobs=5, ignore_eos=True)
-    banned = {token: -100.0 for token in range(MASK, 128)}
+    banned = dict.fromkeys(range(MASK, 128), -100.0)
     [answer] = engine.generate([tokens], dataclasses.replace(asked, logit_bias=banned))
     return answer.choices[0].logprobs[0]
 
@@ -153,7 +154,7 @@ def lossy_params(rng: random.Random) -> SamplingParams:
     return dataclasses.replace(random_params(rng, rng.randrange(1, 50)), mtp_tokens=rng.choice([2, 5, 16]), **mode)
 
 
-def test_unverified_text_does_not_depend_on_the_company(engines, tmp_path):
+def test_unverified_text_does_not_depend_on_the_company(engines):
     """Alone = batched = chunked = cached, and others beside it are as they are without it."""
     engine, _ = engines
     rng = random.Random(7)
@@ -183,9 +184,35 @@ def test_unverified_text_does_not_depend_on_preemption(engines):
         check_idle(small)
 
 
+def test_unverified_text_does_not_depend_on_lower_tiers(tmp_path, monkeypatch):
+    """A preempted sequence whose blocks come up from RAM, a few steps later, has its masks when it runs again."""
+    tries: dict[object, int] = {}
+
+    def over(self, seq, now):
+        tries[seq] = tries.get(seq, 0) + 1
+        return tries[seq] % 3 == 0 and at_once(self, seq, now)
+
+    at_once = Loader.over
+    monkeypatch.setattr(Loader, "over", over)
+    folder, loaded = write(tmp_path / "model", "llama"), 0
+    with Engine(str(folder), threads=1) as roomy:
+        block = roomy.info.kv_bytes_per_token * BLOCK_SIZE
+        for seed in (2, 3):  # with which this mattered
+            rng = random.Random(seed)
+            prompts = [random_prompt(rng, rng.randrange(1, 60), MASK) for _ in range(10)]
+            params = [dataclasses.replace(lossy_params(rng), max_tokens=60, ignore_eos=True) for _ in prompts]
+            alone = [roomy.generate([p], q, tenant=str(i))[0] for i, (p, q) in enumerate(zip(prompts, params, strict=True))]
+            with Engine(str(folder), threads=1, kv_device=9 * block, kv_ram=64 << 20, max_context=120) as small:
+                small._scheduler.loader.recompute = lambda start, end: 10.0 * max(0, end - start)
+                assert fingerprints(small.generate(prompts, params)) == fingerprints(alone)
+                loaded += small.tier_stats.tiers[Tier.RAM].blocks_read
+                check_idle(small)
+    assert loaded > 0
+
+
 def test_what_is_cached_of_unverified_text_is_what_it_says(engines):
     """Blocks of an answer that was taken unverified hold its tokens computed as any others."""
-    engine, other = engines
+    engine, _ = engines
     prompt = random_prompt(random.Random(3), 20, MASK)
     [first] = engine.generate([prompt], SamplingParams(max_tokens=60, ignore_eos=True, mtp="static", mtp_tokens=7))
     longer = [*prompt, *first.token_ids]

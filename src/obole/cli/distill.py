@@ -21,7 +21,7 @@ from obole.cli.options import MODEL_HELP, JsonFlag, Revision, WrongUsage, usage
 from obole.cli.signals import INTERRUPTED
 from obole.cli.terminal import note, print_json, progress_bar
 from obole.distill.recipe import LEAST_K, PRECISIONS, TARGETS, Limits, Objective, Pace, Recipe
-from obole.errors import InvalidRequest, ModelError
+from obole.errors import InvalidRequest, ModelError, OboleError
 
 if TYPE_CHECKING:
     from obole.distill.data import Rows
@@ -101,6 +101,9 @@ def distill(
             metavar="|".join(TARGETS),
         ),
     ] = RECIPE.objective.targets,
+    truth_steps: Annotated[
+        int, option(METHOD_PANEL, "First steps that teach the text itself, whatever the loss.", min=0, metavar="N")
+    ] = RECIPE.objective.truth_steps,
     prefix_loss: Annotated[float, option(METHOD_PANEL, "Weight of the next-token loss on the text.", metavar="W")] = 0.0,
     entropy: Annotated[float, option(METHOD_PANEL, "Weight of the predictions' entropy; above 0 sharpens.", metavar="W")] = 0.0,
     lora: Annotated[
@@ -155,10 +158,12 @@ def distill(
     """
     if (data is None) == (self_generate is None):
         raise WrongUsage("data", "Give the texts to train on: either --data FILE or --self-generate N.")
+    if out.name in ("", ".."):
+        raise WrongUsage("out", f"OUT must name a folder, which {out} does not: give one that does not exist yet.")
     if dtype not in PRECISIONS:
         raise WrongUsage("dtype", f"--dtype must be one of {', '.join(PRECISIONS)}, not {dtype!r}.")
     with usage():
-        objective = Objective(targets=loss, prefix=prefix_loss, entropy=entropy)
+        objective = Objective(targets=loss, truth_steps=truth_steps, prefix=prefix_loss, entropy=entropy)
         recipe = Recipe(
             seed=seed, k_max=k_max, slots=slots, regions=regions, batch=batch, objective=objective, lora=lora
         )  # fmt: skip
@@ -184,7 +189,10 @@ def carry_out(job: Job, *, as_json: bool) -> None:
         place = Workplace(job.out.with_name(f"{job.out.name}.training"))
         if world.is_first:
             check_folders(job, place)
-            place.folder.mkdir(parents=True, exist_ok=True)
+            try:
+                place.folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise OboleError(f"{place.folder} cannot be made: {error.strerror}.") from None
         world.wait()
         document = train(job, world, place)
         if not world.is_first:
@@ -218,6 +226,11 @@ def train(job: Job, world: World, place: Workplace) -> dict[str, Any]:
     tokenizer, template = load_text(checkpoint)
     if tokenizer is None:
         raise ModelError(f"{job.model} has no tokenizer, and so no text to train on: add its tokenizer.json to the folder.")
+    if checkpoint.adapter:
+        raise ModelError(
+            f"{job.model} has an adapter for its masks, which would be lost: begin with the model that it was made of, or go "
+            "on with the training that made it (--resume)."
+        )
     mask_id = mask_id_of(checkpoint, tokenizer)
     files = text_files(checkpoint, mask_id)  # now, since it finds out whether there is room for a mask
     rows = rows_of(job, world, place, checkpoint, tokenizer, template)

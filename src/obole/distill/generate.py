@@ -12,7 +12,7 @@ import numpy as np
 from blake3 import blake3
 
 from obole.engine.engine import Engine
-from obole.errors import InvalidRequest, ModelError
+from obole.errors import InvalidRequest, ModelError, OboleError
 from obole.text.tokenizer import Tokenizer
 from obole.types import SamplingParams
 
@@ -40,12 +40,16 @@ def write_texts(
     """Write texts to `path`, after those that are there already, until they have as many tokens as are wanted.
 
     The file is JSON lines: first what the texts depend on, then {"ids": [...], "written": n} a text, in batches, so that no
-    more than one batch is lost to an interruption. Raises `InvalidRequest` (field "prompts") if a prompt leaves no room, and
-    `ModelError` if the file holds texts of another kind.
+    more than one batch is lost to an interruption. Raises `InvalidRequest` (field "prompts") if a prompt leaves no room,
+    `ModelError` if the file holds texts of another kind, and `OboleError` if it can't be written.
     """
     longest = max(map(len, prompts))
     if longest >= writing.length:
-        raise InvalidRequest("prompts", f"A prompt has {longest} tokens, and a text with it at most {writing.length}.")
+        raise InvalidRequest(
+            "prompts",
+            f"A prompt has {longest} tokens, and a text with it at most {writing.length}: set a larger --text-length, or give "
+            "shorter prompts.",
+        )
     head = {"model": model, "prompts": blake3(json.dumps(list(prompts)).encode()).hexdigest(), **_lasting(writing)}
     count, done = _take_up(path, head)
     while done < writing.tokens:
@@ -60,8 +64,11 @@ def write_texts(
         ]
         if not any(line["written"] for line in lines):
             raise ModelError(f"The model wrote nothing in {AT_ONCE} attempts: give it --prompts, or train on --data.")
-        with path.open("a", encoding="utf-8") as file:
-            file.write("".join(json.dumps(line) + "\n" for line in lines))
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write("".join(json.dumps(line) + "\n" for line in lines))
+        except OSError as error:
+            raise OboleError(f"{path} could not be written: {error.strerror}. What it holds is kept for --resume.") from None
         count, done = count + len(lines), done + sum(len(answer.token_ids) for answer in answers)
 
 

@@ -8,7 +8,7 @@ pass so trains the prediction of k tokens after every region, at the cost of the
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import lru_cache
 
 import torch
 
@@ -44,7 +44,7 @@ class Layout:
         return Layout(*(getattr(self, field.name).to(device) for field in fields(self)))
 
 
-@cache
+@lru_cache(maxsize=64)
 def layout(slots: int, regions: int, k: int, roll: int = 0) -> Layout:
     """The layout of at most `slots` slots: the first region has P - roll tokens of text, the others P, each then k - 1 masks.
 
@@ -64,3 +64,10 @@ def layout(slots: int, regions: int, k: int, roll: int = 0) -> Layout:
     allow = (at[:, None] >= at) & (~is_mask | (is_mask[:, None] & own))
     ends = torch.arange(1, regions + 1) * (p + masks) - roll - k
     return Layout(source, is_mask, allow, ends[:, None] + torch.arange(k))
+
+
+def reaching(slots: int, regions: int, k: int, roll: int, length: int) -> Layout:
+    """The layout without the regions that only predict what is behind the first `length` tokens of the text; at least one."""
+    p = ground_truth(slots, regions, k)
+    left = min(regions, max(1, (length - 1 + roll) // p))
+    return layout(left * (slots // regions), left, k, roll)

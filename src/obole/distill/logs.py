@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from obole.distill.trainer import Step
-from obole.errors import ConfigError
+from obole.errors import ConfigError, OboleError
 
 CURVES = ("loss", "cross_entropy", "accepted", "agreed", "learning_rate", "gradient_norm")
 
@@ -30,9 +30,14 @@ class Log:
         self._file: IO[str] = path.open("a", encoding="utf-8")
 
     def add(self, step: Step) -> None:
-        """One line, at once in the file."""
-        self._file.write(json.dumps(asdict(step)) + "\n")
-        self._file.flush()
+        """One line, at once in the file. Raises `OboleError` if it can't be written."""
+        try:
+            self._file.write(json.dumps(asdict(step)) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise OboleError(
+                f"{self._file.name} could not be written: {error.strerror}. --resume goes on from the state."
+            ) from None
         if self._board is not None:
             for name in CURVES:
                 self._board.add_scalar(name, getattr(step, name), step.step)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from obole.errors import ConfigError
 
+MOST_SEED = 2**63 - 1  # that all generators take
 LEAST_K = 2  # one token at once is what the model does already
 HARD, SOFT, TRUTH = "hard", "soft", "truth"
 TARGETS = (HARD, SOFT, TRUTH)
@@ -35,13 +36,26 @@ def _check(values: Mapping[str, tuple[float, float]]) -> None:
 class Objective:
     """`targets`: "hard" (the teacher's most likely token), "soft" (its distribution: forward KL) or "truth" (the text's own).
 
-    `prefix`: weight of the next-token loss on the text itself. `entropy`: weight of the entropy of the student's
-    predictions; above 0 sharpens them.
+    `truth_steps`: in so many first steps they are the text's own all the same, because a student who does not know yet what
+    masks are for says nothing that its teacher could go on from. `prefix`: weight of the next-token loss on the text itself.
+    `entropy`: weight of the entropy of the student's predictions; above 0 sharpens them.
     """
 
     targets: str = HARD
+    truth_steps: int = 0
     prefix: float = 0.0
     entropy: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.targets not in TARGETS:
+            raise ConfigError(f"--loss must be one of {', '.join(TARGETS)}, not {self.targets!r}.")
+        _check({"prefix_loss": (self.prefix, 0), "truth_steps": (self.truth_steps, 0)})
+        if not math.isfinite(self.entropy):
+            raise ConfigError(f"--entropy must be a finite number, not {self.entropy}.")
+
+    def at(self, step: int) -> Objective:
+        """That of step `step`, the first being 0."""
+        return replace(self, targets=TRUTH) if step < self.truth_steps else self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +76,8 @@ class Recipe:
     def __post_init__(self) -> None:
         least = {"seed": 0, "k_max": LEAST_K, "slots": 1, "regions": 1, "batch": 1, "lora": 0}
         _check({name: (getattr(self, name), bound) for name, bound in least.items()})
-        if self.objective.targets not in TARGETS:
-            raise ConfigError(f"--loss must be one of {', '.join(TARGETS)}, not {self.objective.targets!r}.")
+        if self.seed > MOST_SEED:
+            raise ConfigError(f"--seed must be at most {MOST_SEED}, not {self.seed}.")
         ground_truth(self.slots, self.regions, self.k_max)
 
 

@@ -40,11 +40,15 @@ def save(path: Path, state: State) -> None:
     """Replace the state at `path` by this one, or leave it as it was. Raises `OSError`."""
     fields = {name: getattr(state, name) for name in State.__slots__} | {"watch": asdict(state.watch), "version": VERSION}
     beside = path.with_suffix(".part")
-    with beside.open("wb") as file:
-        torch.save(fields, file)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    try:
+        with beside.open("wb") as file:
+            torch.save(fields, file)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)  # half a state only takes room, which may be what is missing
+        raise
 
 
 def load(path: Path) -> State:

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.tensor import DTensor
 
 from obole.distill.data import Rows
-from obole.distill.layout import Layout, layout
+from obole.distill.layout import Layout, layout, reaching
 from obole.distill.losses import Losses, kept_regions, prefix_slots, step_losses
 from obole.distill.model import Decoder
 from obole.distill.parallel import World, accumulating, placed
@@ -87,8 +87,9 @@ class Trainer:
         """One step. Raises `Diverged`, before the weights are touched, if the loss or the gradient are no numbers."""
         started = time.perf_counter()
         k, roll = span_and_roll(self._recipe, self.steps)
-        made = layout(self._recipe.slots, self._recipe.regions, k, roll)
-        losses = self._backward(made)
+        chosen = places(self._recipe, len(self._rows), self.steps)
+        made = self._layout(k, roll, int(self._rows.lengths[chosen].max()))
+        losses = self._backward(made, chosen)
         norm = self._norm()
         total, nll, accepted, agreed, predictions, regions = self._world.sums([float(value) for value in losses])
         self._watch = self._judged(total, norm)
@@ -120,9 +121,16 @@ class Trainer:
         except Diverged as error:
             raise Diverged(f"The training diverged in step {self.steps + 1}: {error}; {ADVICE}.") from None
 
-    def _backward(self, made: Layout) -> list[torch.Tensor]:
-        """Gradients of this process's share of the batch; the sums of `Losses` over it."""
-        world, chosen = self._world, places(self._recipe, len(self._rows), self.steps)
+    def _layout(self, k: int, roll: int, longest: int) -> Layout:
+        """Without regions that train nothing, since they are behind the end of the longest text of the step."""
+        recipe = self._recipe
+        if recipe.objective.prefix:  # which is about text before the next region as well
+            return layout(recipe.slots, recipe.regions, k, roll)
+        return reaching(recipe.slots, recipe.regions, k, roll, longest)
+
+    def _backward(self, made: Layout, chosen: torch.Tensor) -> list[torch.Tensor]:
+        """Gradients of this process's share of the rows `chosen`; the sums of `Losses` over it."""
+        world = self._world
         counted = self._rows.lengths[chosen]
         predictions = int(kept_regions(counted, made).sum()) * made.predict.shape[1]
         divisors = (predictions, int(prefix_slots(counted, made).sum()))
@@ -140,10 +148,9 @@ class Trainer:
     def _losses(self, part: torch.Tensor, made: Layout, divisors: tuple[float, float]) -> Losses:
         device = self._world.device
         rows, lengths = self._rows.ids[part].long().to(device), self._rows.lengths[part].to(device)
+        objective = self._recipe.objective.at(self.steps)
         with torch.autocast(device.type, torch.bfloat16, enabled=self._bfloat16):
-            return step_losses(
-                self._student, self._teacher, rows, lengths, made, self._mask_id, self._recipe.objective, divisors
-            )
+            return step_losses(self._student, self._teacher, rows, lengths, made, self._mask_id, objective, divisors)
 
     def _norm(self) -> float:
         """The norm of all gradients, which are cut to the most that is allowed."""

@@ -87,13 +87,15 @@ def new_trainer(
 
 def facts(checkpoint: Checkpoint, rows: Rows, recipe: Recipe) -> dict[str, Any]:
     """What has to be the same for a run that goes on where another one ended."""
-    return {"model": checkpoint.digest.hex(), "data": rows.digest, **_flat(asdict(recipe))}
+    # the data come last: other options make other rows, and are then what is to be named
+    return {"model": checkpoint.digest.hex(), **_flat(asdict(recipe)), "data": rows.digest}
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
     objective = values["objective"]
     return {name: value for name, value in values.items() if name != "objective"} | {
         "loss": objective["targets"],
+        "truth_steps": objective["truth_steps"],
         "prefix_loss": objective["prefix"],
         "entropy": objective["entropy"],
     }
@@ -151,7 +153,10 @@ def _save(trainer: Trainer, world: World, place: Workplace, about: dict[str, Any
         if world.is_first:
             save(place.state, state)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as the latter
-        raise OboleError(f"{place.state} could not be written ({error}); the state saved before is still there.") from None
+        before = "the state saved before is still there" if place.state.exists() else "there is none yet"
+        raise OboleError(
+            f"{place.state} could not be written, perhaps for want of room on the disk ({error}); {before}."
+        ) from None
 
 
 def taken_up(place: Workplace, about: Mapping[str, Any]) -> State | None:

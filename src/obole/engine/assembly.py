@@ -164,15 +164,21 @@ def check_vocabulary(model: str, target: Checkpoint, tokenizer: Tokenizer | None
 
 def load_text(checkpoint: Checkpoint) -> tuple[Tokenizer | None, ChatTemplate | None]:
     """The tokenizer and chat template that came with the weights; None for what there is not."""
+    multi_token = checkpoint.config.multi_token
     if checkpoint.gguf_metadata is not None:
         tokenizer: Tokenizer | None = tokenizer_from_gguf(checkpoint.gguf_metadata, models_dir().parent / "tokenizers")
         sources = chat_templates_from_gguf(checkpoint.gguf_metadata)
     elif checkpoint.folder is not None:
-        tokenizer = tokenizer_from_folder(checkpoint.folder)
+        tokenizer = tokenizer_from_folder(checkpoint.folder, None if multi_token is None else multi_token.mask_id)
         sources = chat_templates_from_folder(checkpoint.folder)
     if tokenizer is not None and tokenizer.vocab_size > checkpoint.config.vocab_size:
         raise ModelError(
             f"{checkpoint.path}: the tokenizer has {tokenizer.vocab_size} tokens, but the model only "
             f"{checkpoint.config.vocab_size}: they do not belong together."
+        )
+    if tokenizer is not None and multi_token is not None and tokenizer.vocab_size > multi_token.mask_id + 1:
+        raise ModelError(
+            f"{checkpoint.path}: multi_token.mask_token_id is {multi_token.mask_id}, but the tokenizer has "
+            f"{tokenizer.vocab_size} tokens, and the mask must be the last one: correct config.json."
         )
     return tokenizer, ChatTemplate(sources, tokenizer) if tokenizer is not None and sources else None

@@ -270,7 +270,10 @@ class Engine:
         if self.tokenizer is not None:
             text = Detokenizer(self.tokenizer, params.stop, request.prompt_ids, params.shown_token_ids)
         constraint = None if grammar is None else grammar.start()
-        return Sequence(request, index, choice_seed(request.seed, index), max_len, text, constraint)
+        sequence = Sequence(request, index, choice_seed(request.seed, index), max_len, text, constraint)
+        if self._controller.multi_token is not None:
+            sequence.stride = min(sequence.stride, self._controller.multi_token.most)
+        return sequence
 
     def _step(self) -> None:
         try:

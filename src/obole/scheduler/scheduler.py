@@ -120,8 +120,10 @@ class Scheduler:
         return bool(self._loading)
 
     def decoding(self) -> list[Sequence]:
-        """Running sequences that do not lag and may have more than one token after the newest: those a draft is of use for."""
-        return [s for s in self._running if not lags(s) and len(s.tokens) < s.max_len - 1]
+        """Sequences that a draft is of use for: those that run, do not lag and may have more than one token after the newest,
+        and those that load and must not come to run without their masks."""
+        running = [s for s in self._running if not lags(s) and len(s.tokens) < s.max_len - 1]
+        return running + [s for s in self._loading if s.stride > 1 and s.prompt_len < len(s.tokens) < s.max_len - 1]
 
     def other_rows(self) -> int:
         """Rows that prompts will about take in the next step, beside the decoding sequences."""
@@ -175,6 +177,8 @@ class Scheduler:
         if loader.over(seq, now):
             self._loading.remove(seq)
             self._start(seq, loader.enter(seq, plan, now), now)
+            if lags(seq):
+                seq.draft = None
             self._make_room(seq, seq.num_computed + 1, plan)  # copies the last block at once if others hold it
 
     def _plan_decoding(self, plan: StepPlan) -> list[Sequence]:

@@ -167,7 +167,7 @@ class Controller:
         able = []
         rows = other_rows
         for seq in seqs:
-            rows += seq.pending
+            rows += min(seq.pending, seq.stride)  # of one that loads, what it will lack
             try:
                 state = self._state(seq)
                 if state.foresight is not None and state.foresight.threshold is not None:
@@ -177,7 +177,8 @@ class Controller:
                     self._propose(seq, state)
                     able.append((seq, state))
             except BaseException:  # whoever failed is not asked again, so that the next step goes on without
-                seq.speculation = Speculation((), None)
+                if not seq.request.params.lossy:  # masks cannot fail, and the text depends on them
+                    seq.speculation = Speculation((), None)
                 raise
         if not able:
             return

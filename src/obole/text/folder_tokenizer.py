@@ -16,11 +16,12 @@ from obole.text.tokenizer import SPACE_MARK, Tokenizer
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
-def tokenizer_from_folder(path: Path) -> Tokenizer | None:
+def tokenizer_from_folder(path: Path, mask_id: int | None = None) -> Tokenizer | None:
     """The tokenizer of a checkpoint folder; None if the folder has no `tokenizer.json`.
 
     Control tokens are those that `tokenizer.json` or `tokenizer_config.json` flag as special, and those that
-    `tokenizer_config.json` or `special_tokens_map.json` name (`eos_token`, ..., `additional_special_tokens`).
+    `tokenizer_config.json` or `special_tokens_map.json` name (`eos_token`, ..., `additional_special_tokens`). `mask_id`: the
+    token that no text becomes, if there is one.
     Raises `ModelError` for files that are damaged or contradict each other, and for kinds that are not supported.
     """
     file = path / "tokenizer.json"
@@ -50,6 +51,7 @@ def tokenizer_from_folder(path: Path) -> Tokenizer | None:
         add_bos=_adds_bos(backend, config, ids["bos_token"]),
         strip_space=strip_space,
         later_pre_tokenizer=_later_pre_tokenizer(backend),
+        mask_id=mask_id,
     )
 
 

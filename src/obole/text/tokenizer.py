@@ -37,7 +37,8 @@ class Tokenizer:
     `backend` does the cutting and knows every id below; `added` lists its added tokens. `byte_level` says how tokens
     spell bytes: GPT-2's alphabet, or SentencePiece's (a mark for the space, `<0x..>` for single bytes). `strip_space`:
     encoding puts a space before the text, so decoding takes one away. `silent` ids exist but stand for nothing
-    (padding of the vocabulary). `end_ids`: tokens that end a turn or a document.
+    (padding of the vocabulary). `end_ids`: tokens that end a turn or a document. `mask_id`: a token that no text becomes, not
+    even that of a whole prompt: its own is plain text.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Tokenizer:
         end_ids: Iterable[int] = (),
         silent: Iterable[int] = (),
         later_pre_tokenizer: Any = None,
+        mask_id: int | None = None,
     ) -> None:
         self.vocab_size = vocab_size
         self.bos_id = bos_id
@@ -76,6 +78,7 @@ class Tokenizer:
         self._forbidden = self.special_ids - {unk_id}  # ids that plain text must not yield
         self._later_pre_tokenizer = later_pre_tokenizer  # for text that is not the first; None: the same as for the first
         self._bytes: dict[int, bytes] = {}
+        self._mask = None if mask_id is None else self.token_text(mask_id)
 
     # --- text to ids ---
 
@@ -87,12 +90,20 @@ class Tokenizer:
         Raises `InvalidRequest` for text that is not Unicode (lone surrogates).
         """
         check_text(text, "prompt")
+        if special and self._mask and self._mask in text:
+            parts = re.split(f"({re.escape(self._mask)})", text)
+            ids = self.encode_pieces([(part, part == self._mask) for part in parts])
+        else:
+            ids = self._encode(text, special)
+        return self.with_bos(ids) if bos else ids
+
+    def _encode(self, text: str, special: bool) -> list[int]:
         with self._lock:
             self._backend.encode_special_tokens = not special
             ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         if not special:
             self._check_plain(ids)
-        return self.with_bos(ids) if bos else ids
+        return ids
 
     def encode_pieces(self, pieces: Sequence[tuple[str, bool]]) -> list[int]:
         """Token ids of a text in pieces (text, literal): added tokens are matched within pieces that are not literal.
