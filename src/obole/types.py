@@ -64,6 +64,7 @@ SPECULATE = ("auto", "off", "lookup", "memory", "prediction", "forced", "draft",
 MTP = ("off", "verify", "confadapt", "static")
 LOSSY = ("confadapt", "static")
 MOST_MTP_TOKENS = 64
+DEFAULT_TAU, DEFAULT_MTP_TOKENS = 0.9, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +169,8 @@ class SamplingParams:
     prompt_logprobs: int | None = None  # the same for the prompt
     speculate: str | None = None  # which drafts to try, one of `SPECULATE`; None: as the engine is set. No answer depends on it
     mtp: str | None = None  # how to use a model that predicts several tokens at once, one of `MTP`; None: as `speculate` says
-    tau: float = 0.9  # confadapt: least probability of a token that is taken unverified, and of those before it
-    mtp_tokens: int = 16  # confadapt, static: tokens of a pass at most
+    tau: float | None = None  # confadapt: least probability of a token taken unverified, and of those before it; None: 0.9
+    mtp_tokens: int | None = None  # with mtp: tokens of a pass at most; None: 16, or what the model was taught if that is less
     prediction: str | tuple[int, ...] | None = None  # text that is expected back, mostly unchanged: a source of drafts
     grammar: Grammar | None = None  # what the answer must look like
     hold_seconds: float | None = None  # keep the prompt's cached blocks so long after the answer, in preference to others
@@ -178,8 +179,9 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         _integer("max_tokens", self.max_tokens, 0, 2**63 - 1, optional=True)
-        _number("tau", self.tau, 0.0, 1.0)
-        _integer("mtp_tokens", self.mtp_tokens, 1, MOST_MTP_TOKENS)
+        if self.tau is not None:
+            _number("tau", self.tau, 0.0, 1.0)
+        _integer("mtp_tokens", self.mtp_tokens, 1, MOST_MTP_TOKENS, optional=True)
         self._check_sources()
         _integer("min_tokens", self.min_tokens, 0, 2**63 - 1)
         _number("temperature", self.temperature, 0.0, math.inf)
@@ -231,6 +233,10 @@ class SamplingParams:
         wanted = ("mtp", "auto") if self.mtp == "verify" else ("off", "auto")
         if self.mtp not in (None, "off") and self.speculate not in (None, *wanted):
             raise InvalidRequest("speculate", f"With mtp {self.mtp}, speculate must be {' or '.join(wanted)}: or leave it out.")
+        if self.tau is not None and self.mtp != "confadapt":
+            raise InvalidRequest("tau", "tau is for mtp confadapt: set that, or leave tau out.")
+        if self.mtp_tokens is not None and self.mtp in (None, "off"):
+            raise InvalidRequest("mtp_tokens", f"mtp_tokens is for mtp {', '.join(MTP[1:])}: set that, or leave it out.")
         if self.mtp == "off" and self.speculate == "mtp":
             raise InvalidRequest("mtp", "speculate is mtp, but mtp is off: set only one of them.")
 
@@ -345,7 +351,8 @@ class Sequence:
         self.draft: Draft | None = None  # of the step under way or about to be planned
         self.constraint = constraint  # advanced by the runner with each token it chooses
         self.speculation: object | None = None  # the controller's own, as long as the sequence lives
-        self.stride = params.mtp_tokens if params.lossy else 1  # tokens that a step may yield, which the next one computes
+        # tokens that a step may yield, which the next one computes
+        self.stride = (params.mtp_tokens or DEFAULT_MTP_TOKENS) if params.lossy else 1
         self.private = False  # its tenant wants everything deleted: nothing of it is kept for others to use
 
     @property

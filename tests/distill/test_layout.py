@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from obole.distill.layout import layout, reaching
-from obole.distill.losses import kept_regions
+from obole.distill.losses import kept_regions, prefix_slots
 from obole.distill.recipe import ground_truth
 from obole.errors import ConfigError
 
@@ -65,14 +65,19 @@ def test_rolled_layout_equals_one_built_slot_by_slot(shape: tuple[int, int, int,
 def test_a_shorter_layout_is_the_beginning_of_the_whole(shape: tuple[int, int, int, int], data: st.DataObject) -> None:
     """And what it leaves out would not have counted."""
     length = data.draw(st.integers(1, shape[0]))
-    whole, made = layout(*shape), reaching(*shape, length)
+    prefix = data.draw(st.booleans())
+    whole, made = layout(*shape), reaching(*shape, length, prefix=prefix)
     many = len(made.source)
     for name in ("source", "is_mask"):
         assert torch.equal(getattr(made, name), getattr(whole, name)[:many])
     assert torch.equal(made.allow, whole.allow[:many, :many])
     assert torch.equal(made.predict, whole.predict[: len(made.predict)])
-    counted = kept_regions(torch.tensor([length]), whole)[0]
-    assert len(made.predict) == max(1, int(counted.sum()))
+    lengths = torch.tensor([length])
+    if prefix:
+        assert int(prefix_slots(lengths, made).sum()) == int(prefix_slots(lengths, whole).sum())
+    else:
+        assert len(made.predict) == max(1, int(kept_regions(lengths, whole).sum()))
+    assert int(kept_regions(lengths, made).sum()) == int(kept_regions(lengths, whole).sum())
 
 
 def test_every_k_and_roll_of_the_paper() -> None:

@@ -57,7 +57,7 @@ def engines(request, tmp_path_factory):
 
 def after(engine: Engine, tokens: list[int], params: SamplingParams):
     """What the model says after these tokens, masks among them; never a mask."""
-    asked = dataclasses.replace(params, max_tokens=1, mtp=None, logprobs=5, ignore_eos=True)
+    asked = dataclasses.replace(params, max_tokens=1, mtp=None, tau=None, mtp_tokens=None, logprobs=5, ignore_eos=True)
     banned = dict.fromkeys(range(MASK, 128), -100.0)
     [answer] = engine.generate([tokens], dataclasses.replace(asked, logit_bias=banned))
     return answer.choices[0].logprobs[0]
@@ -73,7 +73,7 @@ def by_hand(engine: Engine, prompt: list[int], params: SamplingParams):
         first = after(engine, tokens, params)
         new = [first]
         if passes > 1:
-            most = params.mtp_tokens - 1
+            most = (params.mtp_tokens or 16) - 1
             masks = most if params.mtp == "static" else min(most, round(MARGIN * taken) + 2)
             masks = min(masks, end - 1 - len(tokens))
             threshold = 0.0 if params.mtp == "static" else params.tau
@@ -251,8 +251,13 @@ def test_what_cannot_be_done_is_refused(engines):
         SamplingParams(mtp="confadapt", speculate="lookup")
     with pytest.raises(InvalidRequest, match="mtp must be one of"):
         SamplingParams(mtp="fast")
-    with pytest.raises(InvalidRequest, match="tau"):
-        SamplingParams(tau=1.5)
+    for wrong in ({"tau": 1.5, "mtp": "confadapt"}, {"tau": 0.9}, {"tau": 0.9, "mtp": "static"}):
+        with pytest.raises(InvalidRequest, match="tau"):
+            SamplingParams(**wrong)
+    with pytest.raises(InvalidRequest, match="mtp_tokens is for mtp"):
+        SamplingParams(mtp_tokens=4)
+    with pytest.raises(InvalidRequest, match="taught at most 16 tokens"):
+        engine.generate([[5, 6]], SamplingParams(mtp="static", mtp_tokens=17))
     with pytest.raises(InvalidRequest, match=f"{MASK}"):
         engine.generate([[5, MASK]], SamplingParams(max_tokens=1))
     other.generate([[5, 6]], SamplingParams(mtp="off", max_tokens=1))

@@ -35,7 +35,7 @@ PromptFile = Annotated[
 ]
 MODEL_HELP = "A name from `obole models`, a Hugging Face repository, a folder with safetensors, or a .gguf file."
 
-METAVARS = {int: "N", int | None: "N", float: "X", list[int]: "N"}
+METAVARS = {int: "N", int | None: "N", float: "X", float | None: "X", list[int]: "N"}
 
 
 def parse_size(text: str) -> int:
@@ -90,8 +90,8 @@ SAMPLING: Mapping[str, Help] = {
         unset="verify, where it pays",
         metavar="MODE",
     ),
-    "tau": Help("confadapt: take predicted tokens while the model gives each at least this probability."),
-    "mtp_tokens": Help("confadapt, static: tokens of a pass at most."),
+    "tau": Help("confadapt: take predicted tokens while the model gives each at least this probability.", unset="0.9"),
+    "mtp_tokens": Help("With --mtp: tokens of a pass at most.", unset="16, or what the model was taught"),
 }
 
 # Fields of `SamplingParams` that are no options of this kind: the engine's own option does it, or a command has one for a file.

@@ -66,8 +66,11 @@ def layout(slots: int, regions: int, k: int, roll: int = 0) -> Layout:
     return Layout(source, is_mask, allow, ends[:, None] + torch.arange(k))
 
 
-def reaching(slots: int, regions: int, k: int, roll: int, length: int) -> Layout:
-    """The layout without the regions that only predict what is behind the first `length` tokens of the text; at least one."""
-    p = ground_truth(slots, regions, k)
-    left = min(regions, max(1, (length - 1 + roll) // p))
+def reaching(slots: int, regions: int, k: int, roll: int, length: int, *, prefix: bool = False) -> Layout:
+    """The layout without the regions that only predict what is behind the first `length` tokens of the text; at least one.
+
+    `prefix`: with as many as it takes for all of these tokens but the last to be in slots of text.
+    """
+    tokens, p = length - 1 + roll, ground_truth(slots, regions, k)
+    left = min(regions, max(1, -(-tokens // p) if prefix else tokens // p))
     return layout(left * (slots // regions), left, k, roll)

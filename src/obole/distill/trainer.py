@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.tensor import DTensor
 
 from obole.distill.data import Rows
-from obole.distill.layout import Layout, layout, reaching
+from obole.distill.layout import Layout, reaching
 from obole.distill.losses import Losses, kept_regions, prefix_slots, step_losses
 from obole.distill.model import Decoder
 from obole.distill.parallel import World, accumulating, placed
@@ -88,7 +88,8 @@ class Trainer:
         started = time.perf_counter()
         k, roll = span_and_roll(self._recipe, self.steps)
         chosen = places(self._recipe, len(self._rows), self.steps)
-        made = self._layout(k, roll, int(self._rows.lengths[chosen].max()))
+        longest, prefix = int(self._rows.lengths[chosen].max()), self._recipe.objective.prefix > 0
+        made = reaching(self._recipe.slots, self._recipe.regions, k, roll, longest, prefix=prefix)
         losses = self._backward(made, chosen)
         norm = self._norm()
         total, nll, accepted, agreed, predictions, regions = self._world.sums([float(value) for value in losses])
@@ -120,13 +121,6 @@ class Trainer:
             return self._watch.after(loss, norm)
         except Diverged as error:
             raise Diverged(f"The training diverged in step {self.steps + 1}: {error}; {ADVICE}.") from None
-
-    def _layout(self, k: int, roll: int, longest: int) -> Layout:
-        """Without regions that train nothing, since they are behind the end of the longest text of the step."""
-        recipe = self._recipe
-        if recipe.objective.prefix:  # which is about text before the next region as well
-            return layout(recipe.slots, recipe.regions, k, roll)
-        return reaching(recipe.slots, recipe.regions, k, roll, longest)
 
     def _backward(self, made: Layout, chosen: torch.Tensor) -> list[torch.Tensor]:
         """Gradients of this process's share of the rows `chosen`; the sums of `Losses` over it."""

@@ -230,6 +230,10 @@ class Engine:
             name = "speculate" if params.mtp in (None, "off") else "mtp"
             problem = f"{name} is {getattr(params, name)}, but this model predicts one token at a time"
             raise InvalidRequest(name, f"{problem}: leave it out, or use a model made by `obole distill`.")
+        known = self._controller.multi_token
+        if known is not None and params.mtp_tokens is not None and params.mtp_tokens > known.most:
+            problem = f"mtp_tokens is {params.mtp_tokens}, and this model was taught at most {known.most} tokens"
+            raise InvalidRequest("mtp_tokens", f"{problem}: ask for no more.")
         if params.speculate == "draft" and self._controller.draft_model is None:
             raise InvalidRequest("speculate", "speculate is draft, but this engine has no model that drafts: open it with one.")
         now = self._clock()

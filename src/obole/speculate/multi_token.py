@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from obole.config import MultiToken
 from obole.speculate.acceptance import GUESS_WEIGHT, MOST_TRIALS, Acceptance, Counts, Kind
 from obole.speculate.proposal import Proposal
-from obole.types import Ahead, Draft, SamplingParams, Sequence, Source
+from obole.types import DEFAULT_MTP_TOKENS, DEFAULT_TAU, Ahead, Draft, SamplingParams, Sequence, Source
 
 MASKS = Kind(Source.MTP, False, 3)  # what was predicted at masks, whatever the confidence
 LEVELS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995)  # edges of buckets of confidence
@@ -83,10 +83,11 @@ class Foresight:
 
 def foresight(model: MultiToken, params: SamplingParams) -> Foresight:
     """How a request is served by a model that predicts several tokens."""
-    most = min(model.most, params.mtp_tokens) - 1
+    most = min(model.most, params.mtp_tokens or DEFAULT_MTP_TOKENS) - 1
+    threshold = DEFAULT_TAU if params.tau is None else params.tau
     if params.mtp == "static":
         return Foresight(model.mask_id, most, 0.0, fixed=True)
-    return Foresight(model.mask_id, most, params.tau if params.mtp == "confadapt" else None)
+    return Foresight(model.mask_id, most, threshold if params.mtp == "confadapt" else None)
 
 
 def unverified(seq: Sequence, ahead: Foresight, room: int) -> Draft | None:
