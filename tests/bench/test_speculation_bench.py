@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from obole.bench import inside, speculation, workloads
 from obole.bench.lookup import library_tokens, lookup, scan
-from obole.bench.speculation import ALL, Question, answer, asked_again, counter, questions, rows
+from obole.bench.speculation import ALL, DRAFTING, PLAIN, Question, answer, asked_again, counter, questions, rows
 from obole.bench.workloads import Task
 from obole.cli.commands import app
 from obole.engine import runner
@@ -61,7 +61,9 @@ def test_rows(engine):
 
 def test_what_is_counted_of_one_answer(engine):
     [question] = asked(1)
-    off, _, on = (answer(engine, [question], ["the same"], mode) for mode in ("off", None, None))  # the last one remembers
+    off, _, on = (
+        answer(engine, [question], ["the same"], how) for how in (PLAIN, DRAFTING, DRAFTING)
+    )  # the last one remembers
     for answers in (off, on):
         [result] = answers.results
         assert answers.tokens == len(result.token_ids) - 1 == len(answers.milliseconds)
@@ -76,7 +78,7 @@ def test_several_at_once(engine):
     found = speculation.speculation(engine, asked(4), sequences=3, repeat=1)
     [row] = found
     assert (row.kind, row.requests, row.sequences, row.identical) == (ALL, 6, 3, True)  # the last group is filled up
-    answers = answer(engine, asked(3), [inside.new_tenant() for _ in range(3)], "off")
+    answers = answer(engine, asked(3), [inside.new_tenant() for _ in range(3)], PLAIN)
     assert answers.passes == answers.tokens < sum(len(r.token_ids) for r in answers.results)
     assert answers.seconds < sum(answers.milliseconds) / 1e3 <= 3 * answers.seconds * 1.001
 

@@ -6,6 +6,7 @@ Only decoding is timed: from when all requests of a group have their first token
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import time
 from collections import Counter
@@ -27,6 +28,7 @@ WARMING = 32  # tokens of the first answers, which record steps and are not coun
 OFF = "off"
 ALL = "all"
 FIRST, AGAIN = "first time", "again"
+PLAIN, DRAFTING = SamplingParams(speculate=OFF), SamplingParams()  # greedily, without drafts or as the engine is set
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,9 +191,13 @@ def group(asked: Sequence[Question], size: int) -> Iterator[list[Question]]:
 
 
 def warm_up(engine: Engine, asked: Sequence[Question]) -> None:
-    short = [Question(q.kind, q.token_ids, min(q.max_tokens, WARMING)) for q in asked]
-    for mode in (OFF, None):
-        answer(engine, short, [inside.new_tenant() for _ in short], mode)
+    for how in (PLAIN, DRAFTING):
+        answer(engine, shortened(asked), [inside.new_tenant() for _ in asked], how)
+
+
+def shortened(asked: Sequence[Question]) -> list[Question]:
+    """The questions with the beginnings of their answers only, to warm up."""
+    return [Question(q.kind, q.token_ids, min(q.max_tokens, WARMING)) for q in asked]
 
 
 def answer_both(
@@ -199,14 +205,14 @@ def answer_both(
 ) -> Pair:
     """`tenants`: without drafts, and with them; one for each question."""
     if swapped:
-        on = answer(engine, asked, tenants[1], None)
-        return Pair(kind, answer(engine, asked, tenants[0], OFF), on)
-    off = answer(engine, asked, tenants[0], OFF)
-    return Pair(kind, off, answer(engine, asked, tenants[1], None))
+        on = answer(engine, asked, tenants[1], DRAFTING)
+        return Pair(kind, answer(engine, asked, tenants[0], PLAIN), on)
+    off = answer(engine, asked, tenants[0], PLAIN)
+    return Pair(kind, off, answer(engine, asked, tenants[1], DRAFTING))
 
 
-def answer(engine: Engine, asked: Sequence[Question], tenants: Sequence[str], mode: str | None) -> Answers:
-    """Answer questions at once, greedily. `mode`: which drafts to try; None: as the engine is set."""
+def answer(engine: Engine, asked: Sequence[Question], tenants: Sequence[str], how: SamplingParams) -> Answers:
+    """Answer questions at once. `how`: with these parameters, but for the most tokens of each."""
     streams: list[Stream] = []
     began: float | None = None
     tokens = passes = 0
@@ -215,7 +221,7 @@ def answer(engine: Engine, asked: Sequence[Question], tenants: Sequence[str], mo
     now = time.perf_counter()
     try:
         for question, tenant in zip(asked, tenants, strict=True):
-            params = SamplingParams(max_tokens=question.max_tokens, speculate=mode)
+            params = dataclasses.replace(how, max_tokens=question.max_tokens)
             streams.append(engine.stream(question.token_ids, params, tenant=tenant))
         while any(stream.result is None for stream in streams):
             inside.step(engine)
@@ -260,12 +266,12 @@ def _row(kind: str, rounds: Sequence[Sequence[Pair]]) -> SpeculationRow:
         output_tokens=sum(len(r.token_ids) for r in results) / len(results),
         off_tokens_per_second=Samples.of(rates[0]),
         on_tokens_per_second=Samples.of(rates[1]),
-        speed_up=Samples.of(_ratio(fast, slow) for slow, fast in zip(*rates, strict=True)),
+        speed_up=Samples.of(ratio(fast, slow) for slow, fast in zip(*rates, strict=True)),
         off_p50_milliseconds=_percentile(off, 50),
         on_p50_milliseconds=_percentile(on, 50),
         off_p99_milliseconds=_percentile(off, 99),
         on_p99_milliseconds=_percentile(on, 99),
-        tokens_per_pass=Samples.of(_ratio(sum(a.tokens for a in answers), sum(a.passes for a in answers)) for answers in on),
+        tokens_per_pass=Samples.of(ratio(sum(a.tokens for a in answers), sum(a.passes for a in answers)) for answers in on),
         sources={name: count / sources.total() for name, count in sources.most_common()},
         identical=all(pair.identical for pairs in rounds for pair in pairs),
     )
@@ -273,10 +279,11 @@ def _row(kind: str, rounds: Sequence[Sequence[Pair]]) -> SpeculationRow:
 
 def rate(answers: Sequence[Answers]) -> float:
     """Tokens per second of several groups, one after another; NaN where no answer has more than one token."""
-    return _ratio(sum(a.tokens for a in answers), sum(a.seconds for a in answers))
+    return ratio(sum(a.tokens for a in answers), sum(a.seconds for a in answers))
 
 
-def _ratio(above: float, below: float) -> float:
+def ratio(above: float, below: float) -> float:
+    """NaN where nothing was measured."""
     return above / below if below > 0 else float("nan")
 
 
