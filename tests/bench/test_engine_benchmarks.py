@@ -168,7 +168,7 @@ def test_roofline(tiny_engine):
 @pytest.mark.parametrize("arch", ["llama", "gemma3"])
 def test_products_are_those_of_the_model(tiny_engine, arch):
     model = inside.model(tiny_engine(arch))
-    matrices = [m for x in model.layers for m in (x.qkv, x.output, x.gate_up, x.down)]
+    matrices = [m.weights for x in model.layers for m in (x.qkv, x.output, x.gate_up, x.down)]
     layers = sum(m.in_features * m.out_features for m in matrices)
     head = model.head.in_features * model.head.out_features
     assert linear_work(model, 5, 2) == Work(int8=0, fp32=5 * layers + 2 * head)
