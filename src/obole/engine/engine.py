@@ -18,7 +18,16 @@ from obole.cache.tiers.store import StoreStats
 from obole.config import BLOCK_SIZE, engine_config
 from obole.costmodel import StepCost
 from obole.engine.assembly import assemble
-from obole.engine.prompts import Prompt, Tools, check_params, held_tokens, prediction_ids, prompt_ids, split_prompts
+from obole.engine.prompts import (
+    Prompt,
+    Tools,
+    check_multi_token,
+    check_params,
+    held_tokens,
+    prediction_ids,
+    prompt_ids,
+    split_prompts,
+)
 from obole.engine.results import Choice, Delta, Forgotten, Result, Score
 from obole.engine.sampler import choice_seed
 from obole.errors import InvalidRequest
@@ -226,14 +235,7 @@ class Engine:
         if not isinstance(params, SamplingParams):
             raise InvalidRequest("params", f"params must be SamplingParams, not {type(params).__name__}.")
         check_params(params, self.vocab_size, self.tokenizer is not None)
-        if self._controller.multi_token is None and (params.mtp not in (None, "off") or params.speculate == "mtp"):
-            name = "speculate" if params.mtp in (None, "off") else "mtp"
-            problem = f"{name} is {getattr(params, name)}, but this model predicts one token at a time"
-            raise InvalidRequest(name, f"{problem}: leave it out, or use a model made by `obole distill`.")
-        known = self._controller.multi_token
-        if known is not None and params.mtp_tokens is not None and params.mtp_tokens > known.most:
-            problem = f"mtp_tokens is {params.mtp_tokens}, and this model was taught at most {known.most} tokens"
-            raise InvalidRequest("mtp_tokens", f"{problem}: ask for no more.")
+        check_multi_token(params, self._controller.multi_token)
         if params.speculate == "draft" and self._controller.draft_model is None:
             raise InvalidRequest("speculate", "speculate is draft, but this engine has no model that drafts: open it with one.")
         now = self._clock()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
+from obole.config import MultiToken
 from obole.errors import InvalidRequest
 from obole.text.templates import ChatTemplate
 from obole.text.tokenizer import Tokenizer
@@ -92,6 +93,18 @@ def check_params(params: SamplingParams, vocab_size: int, has_tokenizer: bool) -
 
 def _is_chat(prompt: Prompt) -> bool:
     return isinstance(prompt, Sequence) and any(isinstance(p, Mapping) for p in prompt)
+
+
+def check_multi_token(params: SamplingParams, model: MultiToken | None) -> None:
+    """Raise `InvalidRequest` for more tokens in one pass than the model was taught, which is one where `model` is None."""
+    by_mode = params.mtp not in (None, "off")
+    if model is None and (by_mode or params.speculate == "mtp"):
+        name = "mtp" if by_mode else "speculate"
+        problem = f"{name} is {getattr(params, name)}, but this model predicts one token at a time"
+        raise InvalidRequest(name, f"{problem}: leave it out, or use a model made by `obole distill`.")
+    if model is not None and params.mtp_tokens is not None and params.mtp_tokens > model.most:
+        problem = f"mtp_tokens is {params.mtp_tokens}, and this model was taught at most {model.most} tokens"
+        raise InvalidRequest("mtp_tokens", f"{problem}: ask for no more.")
 
 
 def prediction_ids(params: SamplingParams, tokenizer: Tokenizer | None, vocab_size: int) -> tuple[int, ...]:
