@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "amx.h"
+
 namespace obole {
 
 namespace {
@@ -29,13 +31,16 @@ bool runs_avx512vnni() {
 #ifndef OBOLE_X86
 const Kernels* kernels_avx2() { return nullptr; }
 const Kernels* kernels_avx512vnni() { return nullptr; }
+const Kernels* kernels_amx() { return nullptr; }
 #endif
 
 const Kernels* find_kernels(const char* name) {
     const bool any = std::strcmp(name, "auto") == 0;
+    if ((any || std::strcmp(name, "amx") == 0) && !amx_refusal()) return kernels_amx();
     if ((any || std::strcmp(name, "avx512vnni") == 0) && runs_avx512vnni()) return kernels_avx512vnni();
     if ((any || std::strcmp(name, "avx2") == 0) && runs_avx2()) return kernels_avx2();
     if (any || std::strcmp(name, "portable") == 0) return kernels_portable();
+    if (std::strcmp(name, "amx-emulated") == 0) return kernels_amx_emulated();
     return nullptr;
 }
 

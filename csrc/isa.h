@@ -100,8 +100,10 @@ struct Kernels {
 const Kernels* kernels_portable();
 const Kernels* kernels_avx2();
 const Kernels* kernels_avx512vnni();
+const Kernels* kernels_amx();           // avx512vnni, with tiles for products of quantised weights
+const Kernels* kernels_amx_emulated();  // portable, with the same tiles in plain C++: slow, for tests
 
-// The table of that name, or null: unknown, or this machine cannot run it. "auto": the best it can run.
+// The table of that name, or null: unknown, or this machine cannot run it. "auto": the best it can run, never the emulated one.
 const Kernels* find_kernels(const char* name);
 
 }  // namespace obole

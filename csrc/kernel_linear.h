@@ -136,7 +136,7 @@ inline __attribute__((always_inline)) void paired_sums(const typename V::I (&cod
         for (int q = first; q < first + together; ++q) {
             if constexpr (Q.bits == 8) {  // less the zero point at once: then two products fit
                 static_assert(Q.zero_shift == 7);
-                const auto signed_code = V::less_128(code[q]);
+                const auto signed_code = V::less(code[q], 1 << Q.zero_shift);
                 const auto magnitude = V::abs8(signed_code);
 #pragma GCC unroll 4
                 for (int r = 0; r < R; ++r) pair[r] = V::signed_pairs(signed_code, magnitude, a[r * stride].code + 4 * q);
@@ -174,8 +174,9 @@ inline __attribute__((always_inline)) typename V::F weigh(typename V::F acc, con
     return acc;
 }
 
-// R rows of one column block. With `ahead`, what lies that many bytes further on is called into the second-level cache
-// meanwhile: several rows take longer to compute than to read, and the machine's own prefetching pauses between blocks.
+// R rows of one column block. With `ahead`, what lies that many bytes further on is called into the cache meanwhile: several
+// rows take longer to compute than to read, and the machine's own prefetching pauses between blocks. For fewer than four rows
+// the instruction set says how far to reach.
 template <class V, Format Q, int R>
 inline void product_rows(const uint8_t* w, int64_t groups, const Group* acts, int64_t ahead, typename V::F (&acc)[R]) {
 #pragma GCC unroll 16
@@ -191,10 +192,9 @@ inline void product_rows(const uint8_t* w, int64_t groups, const Group* acts, in
             typename V::I code[8];
             unpack<V, Q>(w + Q.scale_bytes(), code);
             const auto s = scales<V, Q>(w, d, dmin);
-            if constexpr (R >= 4) {
-                if (ahead)
-                    for (int b = 0; b < Q.tile_bytes(); b += 64) V::prefetch(w + ahead + b);
-            }
+            const int64_t next = R >= 4 ? ahead : V::few_rows_ahead;
+            if (next)
+                for (int b = 0; b < Q.tile_bytes(); b += 64) V::prefetch(w + next + b);
             w += Q.tile_bytes();
             if constexpr (V::paired) {
                 // Sums of four rows fit the registers; the codes wait in the first-level cache for the next four.
@@ -258,6 +258,16 @@ struct Operands {
     int64_t out_row;
 };
 
+// One row's sums of a column block, with the bias; `row` is that row of the product.
+template <class V>
+inline __attribute__((always_inline)) void store_columns(const Part& p, int64_t block, typename V::F sum, float* row) {
+    const int64_t column = block * kColumns, n = p.outputs - column;
+    float* out = row + p.column + column;
+    if (p.bias) sum = V::add(sum, V::load(p.bias + column));
+    if (n >= kColumns) V::store(out, sum);
+    else V::storen(out, sum, n);
+}
+
 // R rows of the C column blocks from `block` on; C is 1 for quantised kinds. Those from `rows` on are not stored.
 // `last_rows`: the next block comes after them.
 template <class V, Kind K, int R, int C>
@@ -273,15 +283,9 @@ void block_rows(const Operands& o, int64_t block, int64_t row, int64_t rows, boo
         const int64_t groups = p.inputs / kGroup;
         product_rows<V, format_of(K), R>(w, groups, o.acts + row * groups, last_rows ? p.block_bytes : 0, acc);
     }
-    for (int c = 0; c < C; ++c, ++block) {
-        const int64_t n = p.outputs - block * kColumns < kColumns ? p.outputs - block * kColumns : kColumns;
-        float* out = o.out + row * o.out_row + p.column + block * kColumns;
-        for (int r = 0; r < stored; ++r, out += o.out_row) {
-            auto sum = acc[r * C + c];
-            if (p.bias) sum = V::add(sum, V::load(p.bias + block * kColumns));
-            if (n == kColumns) V::store(out, sum);
-            else V::storen(out, sum, n);
-        }
+    for (int c = 0; c < C; ++c) {
+        float* out = o.out + row * o.out_row;
+        for (int r = 0; r < stored; ++r, out += o.out_row) store_columns<V>(p, block + c, acc[r * C + c], out);
     }
 }
 

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "amx.h"
 #include "ops.h"
 #include "probe.h"
 #include "suffix.h"
@@ -300,4 +301,10 @@ NB_MODULE(_native, m) {
     bind_probe(m);
     bind_suffix(m);
     m.def("runs", [](const std::string& isa) { return find_kernels(isa.c_str()) != nullptr; });
+    m.def("amx_refusal", [] { return amx_refusal(); });
+    m.def("same_products", [](const std::string& a, const std::string& b) {
+        const Kernels *first = find_kernels(a.c_str()), *second = find_kernels(b.c_str());
+        if (!first || !second) throw std::invalid_argument("no such instruction set here: " + (first ? b : a));
+        return same_products(*first, *second);
+    });
 }

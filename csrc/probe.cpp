@@ -5,6 +5,9 @@
 
 #ifdef OBOLE_X86
 #include <immintrin.h>
+
+#include "amx.h"
+#include "tiles_amx.h"
 #endif
 
 namespace obole {
@@ -106,6 +109,20 @@ __attribute__((target("avx512f,avx512bf16"))) int64_t bf16_avx512(int64_t rounds
     return rounds * kInner * kSums * 32;
 }
 
+// Whole tiles: 16 rows by 64 inputs by 16 columns an instruction.
+int64_t int8_amx(int64_t rounds) {
+    TileConfig config;
+    for (int t = 0; t < kTileRegisters; ++t) config.rows[t] = kTileRows, config.row_bytes[t] = kTileBytes;
+    AmxTiles tiles(config);
+    for (int64_t r = 0; r < rounds * kInner; ++r) {
+        tiles.multiply<0, 4, 6>();
+        tiles.multiply<1, 4, 7>();
+        tiles.multiply<2, 5, 6>();
+        tiles.multiply<3, 5, 7>();
+    }
+    return rounds * kInner * 4 * kTileRows * kTileBytes * kTileRows;
+}
+
 // Without a dot-product instruction: 8 to 16 bits in pairs, 16 to 32 bits in pairs, a sum.
 __attribute__((target("avx2"))) int64_t int8_avx2(int64_t rounds) {
     const __m256i b = _mm256_set1_epi8(-5), one = _mm256_set1_epi16(1);
@@ -148,7 +165,9 @@ Read reader() {
 
 Multiply multiplier(const std::string& kind, const std::string& isa) {
 #ifdef OBOLE_X86
-    if (isa == "avx512vnni") {
+    const bool amx = isa == "amx" && !amx_refusal();
+    if (amx && kind == "int8") return int8_amx;
+    if (isa == "avx512vnni" || amx) {
         if (kind == "int8" && has_vnni()) return int8_avx512vnni;
         if (kind == "fp32" && has_avx512()) return fp32_avx512;
         if (kind == "bf16" && has_bf16()) return bf16_avx512;

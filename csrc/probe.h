@@ -19,7 +19,7 @@ public:
     uint64_t read(const uint8_t* data, int64_t bytes);
 
     // Multiply and add on registers, `rounds` times on each thread, and return the products made in all; 0 where this
-    // machine has no such instruction. `isa`: "avx512vnni", "avx2" or "portable"; bf16 also wants AVX512-BF16.
+    // machine has no such instruction. `isa`: "amx", "avx512vnni", "avx2" or "portable"; bf16 also wants AVX512-BF16.
     // `kind`: "int8" (8-bit products, 32-bit sums), "fp32" or "bf16" (32-bit sums).
     int64_t multiply(const std::string& kind, const std::string& isa, int64_t rounds);
 

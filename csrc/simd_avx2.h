@@ -18,6 +18,7 @@ struct Avx2 {
     };
     static constexpr int rows = 16;  // of a pass over quantised weights, at most
     static constexpr int sums = 4;  // that registers have room for, beside what goes into them
+    static constexpr int64_t few_rows_ahead = 4096;  // without, unpacking a tile and reading the next hardly overlap (Zen 3)
     static constexpr bool paired = true;
     static constexpr const char* name = "avx2";
 
@@ -100,6 +101,10 @@ struct Avx2 {
         const __m256i* x = static_cast<const __m256i*>(p);
         return {_mm256_loadu_si256(x), _mm256_loadu_si256(x + 1)};
     }
+    static void istore(void* p, I x) {
+        _mm256_storeu_si256(static_cast<__m256i*>(p), x.lo);
+        _mm256_storeu_si256(static_cast<__m256i*>(p) + 1, x.hi);
+    }
     static I iadd(I a, I b) { return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
     static I imax(I a, I b) { return {_mm256_max_epi32(a.lo, b.lo), _mm256_max_epi32(a.hi, b.hi)}; }
     static int32_t ihsum(I x) {
@@ -127,6 +132,10 @@ struct Avx2 {
         return {_mm256_and_si256(x.lo, mask), _mm256_and_si256(x.hi, mask)};
     }
     static I bit_or(I a, I b) { return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)}; }
+    static I less(I codes, int zero) {
+        const __m256i z = _mm256_set1_epi8(static_cast<char>(zero));
+        return {_mm256_sub_epi8(codes.lo, z), _mm256_sub_epi8(codes.hi, z)};
+    }
     static F cvt(I x) { return {_mm256_cvtepi32_ps(x.lo), _mm256_cvtepi32_ps(x.hi)}; }
     static I round(F x) { return {_mm256_cvtps_epi32(x.lo), _mm256_cvtps_epi32(x.hi)}; }
     static I abs_bits(F x) {
@@ -142,10 +151,6 @@ struct Avx2 {
     static I pairs(I codes, const int8_t* quad) {
         const __m256i a = four(quad);
         return {_mm256_maddubs_epi16(codes.lo, a), _mm256_maddubs_epi16(codes.hi, a)};
-    }
-    static I less_128(I codes) {
-        const __m256i top = _mm256_set1_epi8(-128);
-        return {_mm256_xor_si256(codes.lo, top), _mm256_xor_si256(codes.hi, top)};
     }
     static I abs8(I x) { return {_mm256_abs_epi8(x.lo), _mm256_abs_epi8(x.hi)}; }
     static I signed_pairs(I codes, I magnitudes, const int8_t* quad) {

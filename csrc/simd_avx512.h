@@ -14,6 +14,7 @@ struct Avx512 {
     using I = __m512i;
     static constexpr int rows = 16;  // of a pass over quantised weights, at most
     static constexpr int sums = 16;  // that registers have room for, beside what goes into them
+    static constexpr int64_t few_rows_ahead = 0;  // the machine's own prefetching suffices
     static constexpr bool paired = false;
     static constexpr const char* name = "avx512vnni";
 
@@ -71,6 +72,7 @@ struct Avx512 {
     static I izero() { return _mm512_setzero_si512(); }
     static I iset1(int32_t x) { return _mm512_set1_epi32(x); }
     static I iload(const void* p) { return _mm512_loadu_si512(p); }
+    static void istore(void* p, I x) { _mm512_storeu_si512(p, x); }
     static I iadd(I a, I b) { return _mm512_add_epi32(a, b); }
     static I imax(I a, I b) { return _mm512_max_epi32(a, b); }
     static int32_t ihsum(I x) { return _mm512_reduce_add_epi32(x); }
@@ -85,6 +87,7 @@ struct Avx512 {
     }
     static I masked(I x, uint8_t bits) { return _mm512_and_si512(x, _mm512_set1_epi8(static_cast<char>(bits))); }
     static I bit_or(I a, I b) { return _mm512_or_si512(a, b); }
+    static I less(I codes, int zero) { return _mm512_sub_epi8(codes, _mm512_set1_epi8(static_cast<char>(zero))); }
     static F cvt(I x) { return _mm512_cvtepi32_ps(x); }
     static I round(F x) { return _mm512_cvtps_epi32(x); }
     static I abs_bits(F x) { return _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fffffff)); }

@@ -9,6 +9,7 @@
 //   keep                    lanes [from, to), others replaced
 //   scale2(y, t)            y * 2^n for t = n + 1.5 * 2^23, n from -126 to 127
 //   round                   to the nearest integer, ties to even; |x| < 2^22
+//   less                    64 bytes, each less the same number
 //   dot                     per lane: acc + sum of 4 unsigned codes times the same 4 signed bytes
 #pragma once
 
@@ -23,6 +24,7 @@ struct Portable {
     typedef int32_t I __attribute__((vector_size(64), aligned(64)));
     static constexpr int rows = 4;  // of a pass over quantised weights, at most
     static constexpr int sums = 4;  // that registers have room for, beside what goes into them
+    static constexpr int64_t few_rows_ahead = 0;  // bytes that products of one to three rows call in early
     static constexpr bool paired = false;
     static constexpr const char* name = "portable";
 
@@ -115,6 +117,7 @@ struct Portable {
         std::memcpy(&x, p, 64);
         return x;
     }
+    static void istore(void* p, I x) { std::memcpy(p, &x, 64); }
     static I iadd(I a, I b) { return a + b; }
     static I imax(I a, I b) { return a > b ? a : b; }
     static int32_t ihsum(I x) {
@@ -137,6 +140,10 @@ struct Portable {
     }
     static I masked(I x, uint8_t bits) { return x & static_cast<int32_t>(bits * 0x01010101u); }
     static I bit_or(I a, I b) { return a | b; }
+    static I less(I codes, int zero) {
+        typedef uint8_t Bytes __attribute__((vector_size(64), aligned(64)));
+        return reinterpret_cast<I>(reinterpret_cast<Bytes>(codes) - static_cast<uint8_t>(zero));
+    }
     static F cvt(I x) { return __builtin_convertvector(x, F); }
     static I round(F x) {
         const float magic = 12582912.0f;  // 1.5 * 2^23: adding it leaves no bits for the fraction

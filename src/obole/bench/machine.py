@@ -24,7 +24,7 @@ DEFAULT_CACHE = 32 << 20  # bytes, where the system does not say
 BUFFER = (256 << 20, 1 << 30)  # bytes read to measure the bandwidth: at least, at most
 PASSES = 5
 BURST = 0.02  # seconds of products measured at a time
-ISAS = ("avx512vnni", "avx2", "portable")  # best first
+ISAS = ("amx", "avx512vnni", "avx2", "portable")  # best first
 KINDS = ("int8", "fp32", "bf16")
 
 

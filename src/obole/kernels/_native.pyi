@@ -131,3 +131,8 @@ class SuffixCursor:
 
 def file_bytes(kind: str, inputs: int) -> int: ...
 def runs(isa: str) -> bool: ...
+def amx_refusal() -> str | None:
+    """Why AMX cannot be used here, or None where it can."""
+
+def same_products(a: str, b: str) -> bool:
+    """Whether two instruction sets compute the same bits in small products of every quantised kind."""

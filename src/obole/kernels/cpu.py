@@ -18,7 +18,8 @@ from obole.kernels.ops import KV, KV_FORMATS, Bias, Linear, Outputs, Read, has_s
 from obole.kernels.packing import check_parts
 from obole.types import WeightTensor
 
-ISAS = ("avx512vnni", "avx2", "portable")
+ISAS = ("amx", "avx512vnni", "avx2", "portable")  # best first
+EMULATED_AMX = "amx-emulated"  # the tiles of AMX in plain C++: slow, for tests
 COLUMNS = 16  # rows of a matrix that are packed together
 PIECE_BYTES = 16 << 20  # of a matrix that are packed before the next are read
 NO_WINDOW = 1 << 40  # positions: more than any context
@@ -111,11 +112,12 @@ class NativeOps:
     """See `ops.Ops`. Several threads may call (one at a time has the worker threads), but not beside `record`."""
 
     def __init__(self, threads: int, isa: str) -> None:
-        if isa not in (*ISAS, "auto"):
+        if isa not in (*ISAS, EMULATED_AMX, "auto"):
             raise ConfigError(f"There is no instruction set {isa!r}; there are {', '.join(ISAS)}.")
         if not _native.runs(isa):
             here = ", ".join(name for name in ISAS if _native.runs(name))
-            raise ConfigError(f"This machine does not have the instruction set {isa!r}; it has {here}.")
+            why = f" ({_native.amx_refusal()})" if isa == "amx" else ""
+            raise ConfigError(f"This machine cannot run the instruction set {isa!r}{why}; it has {here}.")
         try:
             self._ops = _native.Ops(isa, threads)
         except RuntimeError as error:

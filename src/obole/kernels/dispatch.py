@@ -7,7 +7,7 @@ import os
 from obole.errors import ConfigError
 from obole.kernels.ops import Ops
 
-ISA_VARIABLE = "OBOLE_ISA"  # forces an instruction set: "portable", "avx2" or "avx512vnni"
+ISA_VARIABLE = "OBOLE_ISA"  # forces an instruction set: "portable", "avx2", "avx512vnni" or "amx"
 
 
 def load_ops(kind: str, threads: int, isa: str | None = None) -> Ops:
