@@ -12,6 +12,8 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
+CROWDED = 1.25  # below this speed-up there is no room for names
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -31,6 +33,8 @@ def main() -> None:
         drafted = [100 * (1 - row["sources"].get("model", 0)) for row in rows]
         gain.scatter(drafted, [row["speed_up"] for row in rows], label=document["benchmark"])
         for x, row in zip(drafted, rows, strict=True):
+            if row["speed_up"] < CROWDED:
+                continue
             gain.annotate(row["kind"], (x, row["speed_up"]), textcoords="offset points", xytext=(4, 3), fontsize=7)
     gain.axhline(1, color="grey", linewidth=0.8)
     gain.set(xlabel="% of the answer's tokens that were drafted", ylabel="times faster than plain", title="What drafts gain")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from obole.config import engine_config, parse_size, parse_ssd
+from obole.engine.core import pick_num_blocks
 from obole.errors import ConfigError
 
 
@@ -42,12 +43,24 @@ def test_a_folder_that_cannot_be_used(tiny_engine, tmp_path):
 
 
 def test_more_memory_than_there_is(tiny_engine, monkeypatch):
-    with pytest.raises(ConfigError, match=r"kv_ram of .* more than the machine's memory"):
+    with pytest.raises(ConfigError, match=rf"not enough free memory .* beside kv_ram of {1 << 49} bytes: .* or kv_ram to less"):
         tiny_engine("llama", kv_ram=1 << 49)
     monkeypatch.setattr("obole.engine.tiering.total_memory", lambda: 10 << 20)
     tiny_engine("llama", kv_ram=5 << 20, kv_device=4 << 20)
     with pytest.raises(ConfigError, match="set kv_ram or kv_device to less"):
         tiny_engine("llama", kv_ram=7 << 20, kv_device=4 << 20)
+
+
+def test_the_pool_leaves_room_for_the_ram_tier(monkeypatch):
+    monkeypatch.setattr("obole.engine.core.available_memory", lambda: 1000 << 20)
+    most = 1 << 20  # bytes of a block, so that the limit of contexts is far away
+
+    def blocks(**settings):
+        return pick_num_blocks(engine_config(settings), most, 1, 1 << 20, 200 << 20)
+
+    assert blocks() == 400
+    assert blocks(kv_ram=600 << 20) == 100
+    assert blocks(kv_ram=600 << 20, kv_device=5 << 20) == 5
 
 
 def test_a_folder_that_may_be_too_small(tiny_engine, tmp_path):

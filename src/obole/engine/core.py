@@ -102,7 +102,7 @@ def pool_bytes(checkpoint: Checkpoint, config: EngineConfig, tokens: int) -> int
 
 
 def pick_num_blocks(config: EngineConfig, block_bytes: int, num_groups: int, context: int, weight_bytes: int) -> int:
-    """Blocks in the pool: what --kv-device holds, else half of what the weights leave free, at most 64 full contexts."""
+    """Blocks in the pool: what --kv-device holds, else half of what weights and --kv-ram leave free, at most 64 contexts."""
     smallest = 2 * num_groups  # two blocks in each group: room for a prompt of one token and its continuation
     if config.kv_device is not None:
         blocks = config.kv_device // block_bytes
@@ -115,12 +115,15 @@ def pick_num_blocks(config: EngineConfig, block_bytes: int, num_groups: int, con
                 "set kv_device to less."
             )
         return min(blocks, MAX_BLOCKS)
-    available = int((available_memory() - weight_bytes) * FREE_MEMORY_SHARE)
+    available = int((available_memory() - weight_bytes - (config.kv_ram or 0)) * FREE_MEMORY_SHARE)
     most = CONTEXTS * num_groups * -(-context // BLOCK_SIZE)
     blocks = min(available // block_bytes, most, MAX_BLOCKS)
     if blocks < smallest:
+        beside, less = (
+            ("", "") if config.kv_ram is None else (f" beside kv_ram of {config.kv_ram} bytes", ", or kv_ram to less")
+        )
         raise ConfigError(
-            f"There is not enough free memory for a KV pool ({max(available, 0)} bytes): free some or set kv_device."
+            f"There is not enough free memory for a KV pool ({max(available, 0)} bytes){beside}: free some, or set kv_device{less}."
         )
     return blocks
 

@@ -159,7 +159,6 @@ def open_tiering(
     """Open the tiers that the settings ask for. Raises `ConfigError` for those that there is no room for."""
     if config.kv_ram is None and config.kv_ssd is None:
         return None
-    ram = config.kv_ram or 0
     ram, device, total = config.kv_ram or 0, pool.num_blocks * pool.block_bytes, total_memory()
     if ram and ram + device > total:
         raise ConfigError(
