@@ -123,7 +123,8 @@ def pick_num_blocks(config: EngineConfig, block_bytes: int, num_groups: int, con
             ("", "") if config.kv_ram is None else (f" beside kv_ram of {config.kv_ram} bytes", ", or kv_ram to less")
         )
         raise ConfigError(
-            f"There is not enough free memory for a KV pool ({max(available, 0)} bytes){beside}: free some, or set kv_device{less}."
+            f"There is not enough free memory for a KV pool ({max(available, 0)} bytes){beside}: free some, or set "
+            f"kv_device{less}."
         )
     return blocks
 
