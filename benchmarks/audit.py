@@ -1,9 +1,10 @@
 """How well `obole audit` predicts: workloads are answered without drafts and with them, requests and answers are written as a
 log, and what the audit expects of that log is compared with what was measured.
 
-    python benchmarks/audit.py [MODEL] [--requests 4] [--output-tokens 200] [--workloads edit,rag,prose]
+    python benchmarks/audit.py [MODEL] [--requests 4] [--output-tokens 200] [--repeat 3] [--workloads edit,rag,prose]
 
-On a busy machine: --threads 1 --processor-time.
+Beside the speed-up, what it is made of: tokens a pass, and what passes take without drafts and with them. On a busy machine:
+--threads 1 --processor-time.
 """
 
 from __future__ import annotations
@@ -12,16 +13,18 @@ import argparse
 import json
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from obole import Engine
 from obole.bench import inside, workloads
-from obole.bench.speculation import answer_both, counter, questions, rows, warm_up
+from obole.bench.speculation import SpeculationRow, answer_both, counter, questions, rows, warm_up
 from obole.cli.audit import Texts
 from obole.economics import formats
 from obole.economics.audit import Audit
 from obole.economics.findings import speed_up
-from obole.economics.machine import measure
+from obole.economics.machine import Machine, measure
 from obole.economics.reading import lines
 from obole.engine.engine import Engine as AnyEngine
 
@@ -37,7 +40,7 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default="smollm2-135m")
     parser.add_argument("--requests", type=int, default=4)
     parser.add_argument("--output-tokens", type=int, default=200)
-    parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--workloads", default="edit,rag,prose")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--processor-time", action="store_true", help="for a busy machine: measure that, with --threads 1")
@@ -46,11 +49,12 @@ def main() -> None:
         time.perf_counter = time.process_time
     engine = Engine(asked_for.model, threads=asked_for.threads)
     texts = Texts(engine)
-    machine = measure(engine)
-    measured, logs = {}, {}
+    print("         speed-up  from    to expected  off by   tokens a pass      ms a pass      with drafts")
     for name in asked_for.workloads.split(","):
-        tasks = tasks_of(name, engine)[:: max(1, len(tasks_of(name, engine)) // asked_for.requests)][: asked_for.requests]
+        tasks = tasks_of(name, engine)
+        tasks = tasks[:: max(1, len(tasks) // asked_for.requests)][: asked_for.requests]
         asked, _ = questions(engine, tasks, asked_for.output_tokens)
+        machine = measure(engine)
         warm_up(engine, asked[:1])
         rounds = [
             [
@@ -59,31 +63,46 @@ def main() -> None:
             ]
             for round_ in range(asked_for.repeat)
         ]
-        measured[name] = rows(rounds)[0]
-        logs[name] = [(task.prompt, pair.off.results[0].text) for task, pair in zip(tasks, rounds[0], strict=False)]
-    again = measure(engine)  # the machine may have changed its pace meanwhile
-    print(f"{'':8} {'measured':>9} {'expected':>9} {'off by %':>9}   tokens a pass")
-    for name, log in logs.items():
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, "log.jsonl")
-            entries = [
-                {"messages": [{"role": "user", "content": prompt}], "response": answer, "user": str(i)}
-                for i, (prompt, answer) in enumerate(log)
-            ]
-            path.write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
-            expected = []
-            for own in (machine, again):
-                audit = Audit(own, texts.prompt, texts.plain)
-                for kind, record in formats.records(lines(path)):
-                    assert not isinstance(record, formats.Reply)
-                    audit.add(kind, record)
-                expected.append(speed_up(audit)["modes"]["auto"])
-        row = measured[name]
-        found = sum(one["speed_up"] for one in expected) / 2
-        passes = sum(one["tokens_per_pass"] for one in expected) / 2
-        off = 100 * (found / row.speed_up.median - 1)
-        print(f"{name:8} {row.speed_up.median:9.2f} {found:9.2f} {off:+9.1f}   {row.tokens_per_pass.median:.2f} {passes:.2f}")
+        log = [(task.prompt, pair.off.results[0].text) for task, pair in zip(tasks, rounds[0], strict=True)]
+        again = measure(engine)  # the machine may have changed its pace meanwhile
+        show(name, rows(rounds)[0], [predicted(own, texts, log) for own in (machine, again)])
     engine.close()
+
+
+def predicted(machine: Machine, texts: Texts, log: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """What an audit of these prompts and answers expects of drafts, each request having a tenant of its own."""
+    audit = Audit(machine, texts.prompt, texts.plain)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "log.jsonl")
+        entries = [
+            {"messages": [{"role": "user", "content": prompt}], "response": answer, "user": str(i)}
+            for i, (prompt, answer) in enumerate(log)
+        ]
+        path.write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
+        for kind, record in formats.records(lines(path)):
+            assert not isinstance(record, formats.Reply)
+            audit.add(kind, record)
+    mode: dict[str, Any] = speed_up(audit)["modes"]["auto"]
+    return mode
+
+
+def show(name: str, row: SpeculationRow, expected: Sequence[dict[str, Any]]) -> None:
+    """A line: medians of the rounds, the speed-up's least and greatest, and the mean of what was expected."""
+    found, passes, plain, drafting = (
+        sum(one[key] for one in expected) / len(expected)
+        for key in ("speed_up", "tokens_per_pass", "plain_tokens_per_second", "tokens_per_second")
+    )
+    gain, own = row.speed_up, row.tokens_per_pass.median
+    milliseconds = (
+        1e3 / row.off_tokens_per_second.median, 1e3 / plain,
+        1e3 * own / row.on_tokens_per_second.median, 1e3 * passes / drafting,
+    )  # fmt: skip
+    print(
+        f"{name:8} {gain.median:8.2f} {min(gain.values):5.2f} {max(gain.values):5.2f} {found:8.2f} "
+        f"{100 * (found / gain.median - 1):+6.1f}%   {own:5.2f} {passes:5.2f}   "
+        + "   ".join(f"{measured:5.2f} {awaited:5.2f}" for measured, awaited in (milliseconds[:2], milliseconds[2:])),
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

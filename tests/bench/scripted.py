@@ -59,6 +59,8 @@ class Scripted:
                 else:
                     await self.stream(writer, body)
                 self.open -= 1
+                if b"connection: close" in head:
+                    return
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:

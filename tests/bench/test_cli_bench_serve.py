@@ -53,13 +53,10 @@ def test_a_model_with_and_without_a_server(model):
         assert row[name] > 0
         assert len(row["repetitions"][name]) == 2
     offline = document["offline"]
-    cost = [
-        100 * (1 - served / alone)
-        for served, alone in zip(
-            row["repetitions"]["output_tokens_per_second"], offline["repetitions"]["output_tokens_per_second"], strict=True
-        )
-    ]
-    assert offline["repetitions"]["cost_percent"] == pytest.approx(cost)
+    names = ("served_tokens_per_second", "output_tokens_per_second")
+    rates = zip(*(offline["repetitions"][name] for name in names), strict=True)
+    assert offline["repetitions"]["cost_percent"] == pytest.approx([100 * (1 - served / alone) for served, alone in rates])
+    assert offline["errors"] == {}
     assert "long" not in document
 
 

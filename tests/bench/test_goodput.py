@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from obole.bench.answers import Answer
-from obole.bench.arrivals import of_trace, poisson
+from obole.bench.arrivals import of_trace, overlaid, poisson
 from obole.bench.classes import CLASSES, NOTHING_TO_COPY, Asked, stream_of
 from obole.bench.client import Client
 from obole.bench.goodput import Arrivals, Missed, Objectives, Round, Traffic, found_in, goodput_json, highest_rate
 from obole.bench.load import Load
 from obole.bench.openloop import OpenRun, run_open, run_punctually
+from obole.cli.bench_open import trace_times
 from obole.cli.commands import app
 from obole.errors import InvalidRequest
 
@@ -53,6 +54,37 @@ def test_arrivals_of_a_trace(times, scale):
     assert found[0] == 0
     assert found[-1] == pytest.approx((max(times) - min(times)) * scale)
     assert of_trace(times, scale, 5.0) == [at for at in found if at < 5.0]
+
+
+@given(st.lists(st.lists(st.floats(0, 1e5), min_size=1, max_size=9).map(sorted), max_size=9), st.integers(0, 99))
+def test_sessions_lie_over_each_other(sessions, seed):
+    found = overlaid(sessions, seed)
+    longest = max((times[-1] for times in sessions), default=0.0)
+    assert len(found) == sum(map(len, sessions))
+    assert all(0 <= at <= longest for at in found)
+    place = 0
+    for times in sessions:
+        own, place = found[place : place + len(times)], place + len(times)
+        for first, second, gap in zip(own, own[1:], np.diff(times), strict=False):
+            turns = (second - first - gap) / longest if longest else 0.0  # gaps are kept, but for the way round
+            assert turns == pytest.approx(round(turns), abs=1e-6)
+    assert found == overlaid(sessions, seed)
+
+
+def test_times_of_agents_sessions(tmp_path):
+    def session(name: str, *times: float) -> str:
+        requests = [{"t": at, "in": 64, "out": 2, "hash_ids": [i]} for i, at in enumerate(times)]
+        return json.dumps({"id": name, "block_size": 64, "hash_id_scope": "local", "requests": requests}) + "\n"
+
+    trace = tmp_path / "sessions.jsonl"
+    trace.write_text(session("a", 0, 1, 8) + session("b", 0, 4))
+    a, b = (found := trace_times(trace))[:3], found[3:]
+    assert all(0 <= at <= 8 for at in found)
+    assert (a[1] - a[0]) % 8 == pytest.approx(1)
+    assert (b[1] - b[0]) % 8 == pytest.approx(4)
+    trace.write_text(json.dumps({"id": "a", "block_size": 64, "requests": [{"in": 64, "out": 2, "hash_ids": [0]}]}) + "\n")
+    with pytest.raises(InvalidRequest, match="does not tell when"):
+        trace_times(trace)
 
 
 @pytest.mark.parametrize("call", [

@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -14,9 +15,11 @@ from hypothesis import strategies as st
 from obole.bench.answers import Answer, events, read_answer
 from obole.bench.client import Address, Client, Reply, address_of
 from obole.bench.load import Lengths, Load, Run, conversations, find_lengths, random_messages, run, warm_up
-from obole.bench.serve import against, disturbance, summary
+from obole.bench.serve import against, disturbance, generate, summary
+from obole.engine.runner import Runner
 from obole.errors import ConfigError, InvalidRequest
 
+from ..server.puppets import open_speaking
 from .scripted import BETWEEN, FIRST, TEMPLATE_TOKENS, Scripted, chunk, delta, refusal, scripted
 
 STREAM = chunk(**delta(content="a")) + b": ping\n\n" + chunk(choices=[], usage={"completion_tokens": 3}) + b"data: [DONE]\n\n"
@@ -216,6 +219,23 @@ def test_a_connection_that_the_server_closes_after_each_answer():
     assert server.connections == 6
 
 
+def test_a_client_that_gathers_is_woken_for_the_end():
+    async def main() -> tuple[list[Reply], Scripted]:
+        server = Scripted()
+        async with scripted(server) as address:
+            client = Client(address).gathering(1 << 16)
+            body = Load().body([{"role": "user", "content": "x"}], 9)
+            line = client.line()
+            return [await line.ask(client.request("POST", "/v1/chat/completions", body)) for _ in range(2)], server
+
+    replies, server = asyncio.run(main())
+    assert server.connections == 2
+    for reply in replies:
+        assert read_answer(reply).output_tokens == 9
+        assert not read_answer(reply).problem
+        assert len({at for at, _ in reply.pieces}) < 5  # of ten pieces and more
+
+
 def test_a_connection_that_the_server_closes_without_a_word():
     head = f"HTTP/1.1 200 OK\r\ncontent-length: {len(STREAM)}\r\n\r\n".encode()
     server = Scripted(lambda _: head + STREAM, answers=2)
@@ -304,6 +324,25 @@ def test_a_row_from_rounds():
     assert row.errors == {"x": 1}
     offline = against(row, [1.0, 1.0])
     assert offline.cost_percent.values == pytest.approx((10.0, 40.0))
+    assert offline.served_tokens_per_second.values == (0.9, 0.6)
+
+
+def test_the_same_without_a_server(tmp_path, monkeypatch):
+    load = Load(concurrency=3, requests=5, prompts=([{"role": "user", "content": "hi"}],), output_tokens=7)
+    sizes: list[int] = []
+    run_plan = Runner.run
+
+    def seen(runner, plan):
+        sizes.append(len(plan.sequences))
+        return run_plan(runner, plan)
+
+    with open_speaking(tmp_path, ["one"], max_sequences=3, speculate="off") as engine:
+        monkeypatch.setattr(Runner, "run", seen)
+        clock = iter((10.0, 14.0))
+        monkeypatch.setattr("obole.bench.serve.time", SimpleNamespace(perf_counter=lambda: next(clock)))
+        assert generate(engine, load, conversations(load, None, 0)) == 5 * 7 / 4.0
+    assert sizes[:3] == [1, 3, 3]
+    assert sum(sizes) >= 5 * 7
 
 
 def test_intervals_beside_long_prompts():

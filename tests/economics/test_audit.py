@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
 import json
 import random
@@ -26,9 +25,7 @@ SYSTEM = "You are a careful assistant of the harbour office. Quote every number 
 def known_costs(monkeypatch):
     """A machine whose costs are known, so that findings do not depend on who else is at work."""
     monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setattr(
-        machine, "measure", lambda engine: machine.Machine(engine.info, dataclasses.replace(STEP), 0.001, engine.vocab_size)
-    )
+    monkeypatch.setattr(machine, "measure", lambda engine: machine.Machine(engine.info, STEP, STEP, 0.001, engine.vocab_size))
 
 
 @pytest.fixture

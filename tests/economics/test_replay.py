@@ -42,7 +42,7 @@ def test_copyable_tokens_are_those_of_the_specification(prompt, answer):
 
 def test_a_repeated_passage_is_copied_and_saves_what_its_rows_save():
     passage = list(range(100, 180))
-    replay = Replay(cost(), 1000, "lookup", 1 << 20)
+    replay = Replay(cost(), cost(), 1000, "lookup", 1 << 20)
     found = replay.run(Answered([*passage, 1, 2, 3], passage))
     assert found.tokens == 79
     assert found.passes < 25
@@ -53,7 +53,7 @@ def test_a_repeated_passage_is_copied_and_saves_what_its_rows_save():
 
 
 def test_what_repeats_nothing_takes_a_pass_a_token():
-    found = Replay(cost(), 1000, "auto", 1 << 20).run(Answered(list(range(50)), list(range(100, 150))))
+    found = Replay(cost(), cost(), 1000, "auto", 1 << 20).run(Answered(list(range(50)), list(range(100, 150))))
     assert (found.tokens, found.passes, found.drafted) == (49, 49, 0)
     assert found.speed_up == pytest.approx(1.0)
 
@@ -61,7 +61,7 @@ def test_what_repeats_nothing_takes_a_pass_a_token():
 def test_what_a_tenant_said_helps_itself_and_nobody_else():
     passage = list(range(100, 200))
     for mode, again, other in (("memory", True, False), ("auto", True, False), ("lookup", False, False)):
-        replay = Replay(cost(), 1000, mode, 1 << 20)
+        replay = Replay(cost(), cost(), 1000, mode, 1 << 20)
         replay.run(Answered([1, 2], passage, "a"))
         mine = replay.run(Answered([3, 2], passage, "a"))
         foreign = replay.run(Answered([3, 2], passage, "b"))
@@ -75,5 +75,5 @@ def test_what_a_tenant_said_helps_itself_and_nobody_else():
 
 
 def test_an_answer_of_one_token_has_no_passes():
-    found = Replay(cost(), 10, "auto", 1 << 20).run(Answered([1], [2]))
+    found = Replay(cost(), cost(), 10, "auto", 1 << 20).run(Answered([1], [2]))
     assert (found.tokens, found.passes, found.seconds, found.speed_up) == (0, 0, 0.0, 1.0)

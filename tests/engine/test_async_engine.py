@@ -283,6 +283,24 @@ def test_a_loop_is_called_once_a_step(puppet, gate):
     asyncio.run(main())
 
 
+def test_who_reads_on_after_a_reader_was_cancelled_misses_nothing(puppet, gate):
+    async def main() -> None:
+        async with AsyncEngine(puppet) as engine:
+            gate.open.clear()
+            stream = await engine.submit("a", SamplingParams(max_tokens=30))
+            gone = asyncio.create_task(anext(stream))
+            await asyncio.sleep(0)  # now it waits
+            gone.cancel()
+            rest = asyncio.create_task(read(stream))  # begins to wait before the other has heard of its end
+            await asyncio.sleep(0)
+            gate.open.set()
+            async with asyncio.timeout(20):
+                assert (await rest).text == ("bcdefghijklmnopqrstuvwxyza" * 2)[:30]
+            assert gone.cancelled()
+
+    asyncio.run(main())
+
+
 def test_a_stream_that_is_left_or_dropped_is_cancelled(puppet):
     async def main() -> None:
         async with AsyncEngine(puppet) as engine:

@@ -17,6 +17,7 @@ from fakes.checkpoints import (
     write_gguf,
 )
 from obole import Engine
+from obole.speculate.controller import always
 
 END = 259  # <|im_end|>
 NEWLINE = 10  # the last token of a chat prompt
@@ -66,3 +67,9 @@ def speaking(path: Path, pieces: Sequence[str | bytes], *, template: str | None 
 def open_speaking(folder: Path, pieces: Sequence[str | bytes], *, template: str | None = TEMPLATE, **settings: Any) -> Engine:
     """The same, loaded, with room for a few thousand tokens."""
     return Engine(speaking(folder / "puppet.gguf", pieces, template=template), **{"kv_device": 1 << 23, **settings})
+
+
+def always_drafting(engine: Engine, most: int = 16) -> Engine:
+    """The same engine, following every proposal: whether one pays depends on what else the machine does."""
+    engine._controller.lengths = always(most)
+    return engine

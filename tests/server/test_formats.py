@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from .asking import CHAT, TEXT, chat, reasons, refusal, said, streamed, user
-from .puppets import open_speaking
+from .puppets import always_drafting, open_speaking
 
 NASTY = "ď 🫠 🥹 龜 👩‍👩‍👧 नमस्ते"
 
@@ -49,7 +49,8 @@ SCHEMA = {
 }
 
 
-def test_a_schema_is_kept_to(client):
+def test_a_schema_is_kept_to(tmp_path, serve_engine):
+    client = serve_engine(always_drafting(open_speaking(tmp_path, ["one"]))).client
     made = {"type": "json_schema", "json_schema": {"name": "trip", "schema": SCHEMA, "strict": True}}
     choice = chat(client, response_format=made, max_tokens=200)["choices"][0]
     assert choice["finish_reason"] == "stop"

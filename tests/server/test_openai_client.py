@@ -9,7 +9,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from .puppets import open_speaking
+from .puppets import always_drafting, open_speaking
 from .test_tools import ARGUMENTS, CALL, tool
 
 TEXT = "Hello there, you"
@@ -92,15 +92,17 @@ def test_the_model_name_does_not_matter_where_there_is_one(tmp_path, serve_engin
         assert api.chat.completions.create(model=model.id, messages=HI).model == model.id
 
 
-def test_predicted_outputs(api):
+def test_predicted_outputs(tmp_path, serve_engine):
+    served = serve_engine(always_drafting(open_speaking(tmp_path, ["Hello", " there", ", you"])))
     text = "".join(chr(97 + i % 26) for i in range(200))
-    expected = api.completions.create(model="puppet", prompt="z", max_tokens=200, extra_body={"speculate": "off"})
     body = {"prediction": {"type": "content", "content": text}, "speculate": "prediction"}
-    answer = api.completions.create(model="puppet", prompt="z", max_tokens=200, extra_body=body)
-    assert answer.choices[0].text == expected.choices[0].text == text
-    assert answer.usage.completion_tokens_details.accepted_prediction_tokens > 0
-    chat = api.chat.completions.create(model="puppet", messages=HI, prediction={"type": "content", "content": TEXT})
-    assert chat.choices[0].message.content == TEXT
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as api:
+        expected = api.completions.create(model="puppet", prompt="z", max_tokens=200, extra_body={"speculate": "off"})
+        answer = api.completions.create(model="puppet", prompt="z", max_tokens=200, extra_body=body)
+        assert answer.choices[0].text == expected.choices[0].text == text
+        assert answer.usage.completion_tokens_details.accepted_prediction_tokens > 0
+        chat = api.chat.completions.create(model="puppet", messages=HI, prediction={"type": "content", "content": TEXT})
+        assert chat.choices[0].message.content == TEXT
 
 
 def test_errors_are_its_own_exceptions(api):

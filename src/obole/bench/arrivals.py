@@ -42,3 +42,16 @@ def of_trace(times: Sequence[float], scale: float, seconds: float) -> list[float
     if len(found) > MOST:
         raise InvalidRequest("arrivals", f"These are more than {MOST:,} requests: ask for fewer seconds.")
     return found
+
+
+def overlaid(sessions: Sequence[Sequence[float]], *seed: int) -> list[float]:
+    """Times of the requests of sessions, each of which has a clock of its own that begins at 0, on one clock: every session
+    begins at a random time within the length of the longest, and what goes beyond that comes at the beginning, so that as
+    many run at any time. The same seed, the same times."""
+    if not sessions:
+        return []
+    length = max(max(times) for times in sessions)
+    if length <= 0:
+        return [0.0 for times in sessions for _ in times]
+    begun = np.random.default_rng(seed).uniform(0.0, length, len(sessions))
+    return [float((start + at) % length) for start, times in zip(begun, sessions, strict=True) for at in times]

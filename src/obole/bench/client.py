@@ -7,6 +7,7 @@ connection is kept for one request after another, since a client that measures i
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 import time
 import urllib.parse
@@ -151,12 +152,17 @@ C = TypeVar("C", bound=Connection)
 
 
 class Client:
-    """Speaks to one server. `key`: sent as its API key, if there is one. `timeout`: seconds for a whole reply."""
+    """Speaks to one server. `key`: sent as its API key, if there is one. `timeout`: seconds for a whole reply.
 
-    def __init__(self, address: Address, key: str = "", timeout: float = 600.0) -> None:
+    `gather`: bytes that must have come before this process is woken for them; 0: every piece counts. It is woken for the end of
+    a reply whatever that comes to, since the server then closes the connection. Between the two, times mean nothing.
+    """
+
+    def __init__(self, address: Address, key: str = "", timeout: float = 600.0, gather: int = 0) -> None:
         self.address = address
         self._key = key
         self.timeout = timeout
+        self._gather = gather
         self._ssl = ssl.create_default_context() if address.scheme == "https" else None
 
     def request(self, method: str, path: str, body: bytes = b"") -> bytes:
@@ -164,6 +170,8 @@ class Client:
         lines = [f"{method} {self.address.path}{path} HTTP/1.1", f"host: {self.address.authority}", "accept: */*"]
         if self._key:
             lines.append(f"authorization: Bearer {self._key}")
+        if self._gather:
+            lines.append("connection: close")
         if body:
             lines += ["content-type: application/json", f"content-length: {len(body)}"]
         return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
@@ -175,8 +183,15 @@ class Client:
     async def connect_as(self, kind: type[C]) -> C:
         """A connection that does more than the usual one. Raises `OSError`."""
         loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(kind, self.address.host, self.address.port, ssl=self._ssl)
+        transport, connection = await loop.create_connection(kind, self.address.host, self.address.port, ssl=self._ssl)
+        if self._gather:
+            with suppress(AttributeError, OSError):  # where there is no such option pieces come as they do
+                transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, self._gather)
         return connection
+
+    def gathering(self, gather: int) -> Client:
+        """The same, woken less often."""
+        return Client(self.address, self._key, self.timeout, gather)
 
     def line(self) -> Line:
         return Line(self)

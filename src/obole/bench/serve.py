@@ -1,6 +1,6 @@
 """A server under load: how many requests and tokens a second, how long until the first token, how long between tokens.
 
-Also the same requests without a server, `Engine.generate` with as many sequences at once, to tell what HTTP, tokenisation and
+Also the same requests without a server, by an engine with as many sequences at once, to tell what HTTP, tokenisation and
 streaming cost.
 """
 
@@ -26,6 +26,8 @@ from obole.bench.samples import Report, Samples, silent
 from obole.engine.engine import Engine
 from obole.prices import added, tokens_by_kind
 from obole.types import SamplingParams
+
+GATHER = 1 << 16  # bytes: some two hundred tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +87,18 @@ class LongRow:
 
 @dataclass(frozen=True, slots=True)
 class OfflineRow:
-    """The same requests by `Engine.generate`, from token ids. `cost_percent`: by how much the server is slower."""
+    """Other requests of the same kind, by a server and by an engine alone, from token ids.
+
+    `cost_percent`: by how much the server is slower. Its `served_tokens_per_second` are read by a client that is woken for
+    `GATHER` bytes or the end of an answer: one that is woken for every token takes the server's processors for itself.
+    `client_cores`: what it takes nevertheless. `errors`: as those of the other requests.
+    """
 
     output_tokens_per_second: Samples
+    served_tokens_per_second: Samples
+    client_cores: Samples
     cost_percent: Samples
+    errors: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,19 +119,22 @@ def serve(client: Client, load: Load, repeat: int = 3, offline: Engine | None = 
     report("warming up", 0, 0)
     lengths = asyncio.run(_prepare(client, load))
     runs: list[Run] = []
+    gathered: list[Run] = []
     rates: list[float] = []
     if offline is not None:
-        generate(offline, load, conversations(load, lengths, repeat)[: load.concurrency])  # records the steps
+        generate(offline, load, conversations(load, lengths, 2 * repeat)[: load.concurrency])  # records the steps
     for round_ in range(repeat):
         runs.append(asyncio.run(run(client, load, lengths, round_, _counting(report, round_, repeat, load))))
         if offline is not None:
+            other = repeat + round_
+            report(f"round {round_ + 1} of {repeat}, for the cost", 0, 0)
+            gathered.append(asyncio.run(run(client.gathering(GATHER), load, lengths, other, lambda: None)))
             report(f"round {round_ + 1} of {repeat}, without a server", 0, 0)
-            rates.append(generate(offline, load, conversations(load, lengths, round_)))
-    row = summary(load, runs)
+            rates.append(generate(offline, load, conversations(load, lengths, other)))
     return Served(
-        row,
+        summary(load, runs),
         disturbance(load, runs) if load.long_prompt_every else None,
-        against(row, rates) if offline is not None else None,
+        against(summary(load, gathered), rates) if offline is not None else None,
     )
 
 
@@ -143,12 +156,23 @@ def _counting(report: Report, round_: int, repeat: int, load: Load) -> Callable[
 
 
 def generate(engine: Engine, load: Load, asked: Sequence[Messages]) -> float:
-    """Tokens per second of these conversations. The engine must have been opened for `concurrency` sequences at once."""
+    """Tokens per second of these conversations. The engine must have been opened for `concurrency` sequences at once.
+
+    The first one has a step to itself, as at a server, which does not wait for others: they find somebody decoding, for whose
+    sake their prompts are read in small parts. What that costs is not the server's.
+    """
     prompts = [inside.token_ids(engine, messages) for messages in asked]
     params = SamplingParams(max_tokens=load.output_tokens, ignore_eos=load.ignore_eos)
+    tenant = inside.new_tenant()
     start = time.perf_counter()
-    results = engine.generate(prompts, params, tenant=inside.new_tenant())
-    return sum(result.receipt.output_tokens for result in results) / (time.perf_counter() - start)
+    streams = [engine.stream(prompts[0], params, tenant=tenant)]
+    inside.step(engine)
+    streams += [engine.stream(prompt, params, tenant=tenant) for prompt in prompts[1:]]
+    for stream in streams:
+        for _ in stream:
+            pass
+    seconds = time.perf_counter() - start
+    return sum(stream.result.receipt.output_tokens for stream in streams if stream.result is not None) / seconds
 
 
 def summary(load: Load, runs: Sequence[Run]) -> ServeRow:
@@ -237,8 +261,9 @@ def disturbance(load: Load, runs: Sequence[Run]) -> LongRow:
 
 def against(row: ServeRow, rates: Sequence[float]) -> OfflineRow:
     """What the server costs, round by round. `rates`: tokens per second without it."""
-    served = row.output_tokens_per_second.values
-    return OfflineRow(Samples.of(rates), Samples.of(100 * (1 - s / r) for s, r in zip(served, rates, strict=True)))
+    served = row.output_tokens_per_second
+    cost = Samples.of(100 * (1 - s / r) for s, r in zip(served.values, rates, strict=True))
+    return OfflineRow(Samples.of(rates), served, row.client_cores, cost, row.errors)
 
 
 def _during(answers: Iterable[Answer], long: Sequence[Answer]) -> list[float]:

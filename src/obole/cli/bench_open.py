@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from obole.bench.goodput import Traffic
     from obole.bench.load import Load
 
+TRACES = "Mooncake, Azure or agents' sessions"
 CLOSED = ("concurrency", "requests", "offline")  # of a load that waits for its answers
 
 
@@ -84,15 +85,19 @@ def check_open(loop: OpenLoop, given: Mapping[str, Any], outputs: Outputs) -> No
 
 
 def trace_times(path: Path) -> tuple[float, ...]:
-    """When the requests of a trace came, in seconds. Raises `InvalidRequest` for what has no times of one clock."""
+    """When the requests of a trace came, in seconds. Raises `InvalidRequest` for what does not tell."""
+    from obole.bench.arrivals import overlaid
+
     if not path.is_file():
-        raise InvalidRequest("arrivals", f"{path} is no file: name a trace of Mooncake or Azure.")
-    times = []
-    for kind, record in formats.records(lines(path)):
-        if kind not in (formats.MOONCAKE, formats.AZURE_KIND) or not isinstance(record, Blocks) or record.at is None:
-            raise InvalidRequest("arrivals", f"{path} does not tell when requests came: name a trace of Mooncake or Azure.")
-        times.append(record.at)
-    return tuple(times)
+        raise InvalidRequest("arrivals", f"{path} is no file: name a trace of {TRACES}.")
+    times: list[float] = []
+    sessions: dict[int, list[float]] = {}
+    for _, record in formats.records(lines(path)):
+        if not isinstance(record, Blocks) or record.at is None:
+            raise InvalidRequest("arrivals", f"{path} does not tell when requests came: name a trace of {TRACES}.")
+        of = times if record.session is None else sessions.setdefault(record.session, [])
+        of.append(record.at)
+    return (*times, *overlaid(list(sessions.values())))
 
 
 def read_document(path: Path) -> Mapping[str, Any]:

@@ -159,7 +159,7 @@ def serve(
         typer.Option(metavar="R", help="Requests a second that come by themselves (Poisson), in place of N at a time."),
     ] = None,
     arrivals: Annotated[
-        Path | None, typer.Option(metavar="TRACE", help="Requests come at the times of a trace of Mooncake or Azure.")
+        Path | None, typer.Option(metavar="TRACE", help="Requests come at the times of a trace of Mooncake, Azure or agents.")
     ] = None,
     time_scale: Annotated[
         float, typer.Option(metavar="X", help="Multiply these times; 0.1: ten times as many a second.")
@@ -269,5 +269,5 @@ def measure(
     document |= {name: to_json(row) for name, row in (("long", found.long), ("offline", found.offline)) if row is not None}
     changes = compared(outputs.baseline, document)
     show(outputs.as_json, {**document, **changes_json(changes)}, lambda: serve_tables(found, changes))
-    if found.row.errors or (found.long is not None and found.long.errors):
+    if any(row is not None and row.errors for row in (found.row, found.long, found.offline)):
         raise typer.Exit(FAILURE)

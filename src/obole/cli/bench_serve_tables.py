@@ -28,6 +28,7 @@ def serve_tables(found: Served, changes: Sequence[Change] = ()) -> None:
     row = found.row
     rate = [("requests/s", known(row.requests_per_second)), ("output tokens/s", known(row.output_tokens_per_second))]
     if found.offline is not None:
+        rate.append(("read at their ends", known(found.offline.served_tokens_per_second)))
         rate.append(("without a server", known(found.offline.output_tokens_per_second)))
         rate.append(("the server costs %", known(found.offline.cost_percent)))
     print_table((f"{plural(row.requests, 'request')}, {row.concurrency} at a time", ""), rate)
@@ -43,7 +44,8 @@ def serve_tables(found: Served, changes: Sequence[Change] = ()) -> None:
         ratio = f"others between tokens, p99 over p50: {known(long.between_tokens_p99_to_p50)}"
         print(f"{asked}, first token after {known(long.first_token_milliseconds)} ms; {ratio}")
     print_errors(row.errors)
-    print_errors(found.long.errors if found.long is not None else {})
+    for other in (found.long, found.offline):
+        print_errors(other.errors if other is not None else {})
     change_table(changes)
 
 

@@ -179,7 +179,7 @@ class Audit:
         if self._finder is None:
             self._finder = CopyFinder(self.memory_bytes)
             for mode in MODES:
-                self._replays[mode] = Replay(machine.cost, machine.vocab_size, mode, self.memory_bytes)
+                self._replays[mode] = Replay(machine.cost, machine.told, machine.vocab_size, mode, self.memory_bytes)
                 self.totals[mode] = Total()
         self.followed += 1
         self._finder.run(one, self.copying)

@@ -115,14 +115,18 @@ def _session(document: Mapping[str, Any], file: str) -> Iterator[Blocks]:
     """The requests of one session, in their order. Hash ids that are local to it mean nothing elsewhere."""
     try:
         size = _count(document["block_size"])
-        salt = _mixed(hash_text(f"{file} {document.get('id')}")) if document.get("hash_id_scope") == "local" else 0
+        session = _mixed(hash_text(f"{file} {document.get('id')}"))
+        salt = session if document.get("hash_id_scope") == "local" else 0
         for one in document["requests"]:
             for request in one.get("requests") or (one,):  # those of a subagent stand together
                 if "in" not in request:
                     continue
                 keys = [_mixed(_count(key) ^ salt) for key in request["hash_ids"]]
                 counts = _count(request["in"]), _count(request.get("out") or 0)
-                yield Blocks(input_tokens=counts[0], output_tokens=counts[1], at=_time(request), keys=keys, block_tokens=size)
+                yield Blocks(
+                    input_tokens=counts[0], output_tokens=counts[1], at=_time(request), session=session, keys=keys,
+                    block_tokens=size,
+                )  # fmt: skip
     except (KeyError, TypeError, ValueError, AttributeError):
         raise Foreign("is no session of agents: block_size, and requests with in, out and hash_ids.") from None
 

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from obole.costmodel import StepCost
 from obole.engine.engine import Engine, Stream
 from obole.engine.results import EngineInfo
-from obole.speculate.acceptance import kind_of
+from obole.speculate.acceptance import Acceptance, kind_of
 from obole.speculate.controller import Step
 from obole.speculate.proposal import Proposal
 from obole.types import SamplingParams, Source
@@ -31,35 +32,55 @@ ROUNDS = 5
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """`prompt_seconds`: of a token of a long prompt. `cost` has everything that a step takes, sampling included."""
+    """`cost`: all that a step takes, drafting, planning and settling included. `told`: what the engine's controller hears of
+    it, the computation, by which it decides what to draft. `prompt_seconds`: of a token of a long prompt."""
 
     info: EngineInfo
     cost: StepCost
+    told: StepCost
     prompt_seconds: float
     vocab_size: int
 
 
+class Timed(NamedTuple):
+    """Seconds of one step: all of it, and what the controller was told."""
+
+    whole: float
+    told: float
+
+
+class Listening(StepCost):
+    """What a controller decides by while steps are measured: it notes what it is told, and learns nothing of it."""
+
+    seconds_told = 0.0
+
+    def observe(self, rows: int, context_rows: int, context: int, seconds: float) -> None:  # noqa: ARG002
+        self.seconds_told = seconds
+
+
 def measure(engine: Engine, rounds: int = ROUNDS) -> Machine:
-    """Takes some seconds. The engine must be idle; what it then expects of drafts from lookup is wrong."""
+    """Takes some seconds. The engine must be idle, and knows of drafts and steps afterwards what it knew before."""
     long = max(min(LONG, engine.max_context - 256), 1)
     short = min(SHORT, long)
-    found: dict[tuple[int, int], list[float]] = {}
-    prompts: list[float] = []
+    found: dict[tuple[int, int], list[Timed]] = {}
     for round_ in range(rounds + 1):  # the first one records the steps
         for context, counts in ((short, DRAFTED), (long, IN_CONTEXT)):
             with stepping(engine, context) as stream:
                 for count in counts:
-                    seconds = timed_step(engine, stream, count)
+                    timed = timed_step(engine, stream, count)
                     if round_:
-                        found.setdefault((context, count), []).append(seconds)
-    for round_ in range(3):
-        prompts.append(prompt_seconds(engine, min(PROMPT, long), round_))
-    return Machine(engine.info, fitted(found, short, long), statistics.median(prompts), engine.vocab_size)
+                        found.setdefault((context, count), []).append(timed)
+    with unlearning(engine):
+        prompts = [prompt_seconds(engine, min(PROMPT, long), round_) for round_ in range(3)]
+    whole, told = (
+        fitted({key: statistics.median(one[part] for one in times) for key, times in found.items()}, short, long)
+        for part in range(2)
+    )
+    return Machine(engine.info, whole, told, statistics.median(prompts), engine.vocab_size)
 
 
-def fitted(found: dict[tuple[int, int], list[float]], short: int, long: int) -> StepCost:
-    """The cost of steps from times by (context, drafted rows), context taken off where it was short."""
-    middle = {key: statistics.median(times) for key, times in found.items()}
+def fitted(middle: Mapping[tuple[int, int], float], short: int, long: int) -> StepCost:
+    """The cost of steps from seconds by (context, drafted rows), context taken off where it was short."""
     added = {count: max(0.0, middle[long, count] - middle[short, count]) for count in IN_CONTEXT} if long > short else {}
     per_token = {count: value / (long - short) for count, value in added.items()}
     context_seconds = max(0.0, (per_token.get(7, 0.0) - per_token.get(0, 0.0)) / 7)
@@ -72,15 +93,32 @@ def fitted(found: dict[tuple[int, int], list[float]], short: int, long: int) -> 
 @contextmanager
 def stepping(engine: Engine, context: int) -> Iterator[Stream]:
     """A sequence that decodes after so many tokens, for as long as the block lasts. Its prompt is read once."""
-    with engine.stream(_tokens(engine, context, 0), SamplingParams(ignore_eos=True, speculate="lookup")) as stream:
+    params = SamplingParams(ignore_eos=True, speculate="lookup")
+    with unlearning(engine), engine.stream(_tokens(engine, context, 0), params) as stream:
         next(stream)
         yield stream
 
 
-def timed_step(engine: Engine, stream: Stream, count: int) -> float:
-    """Seconds of a step that yields this sequence's next token, with so many drafted ones beside it. No other is computed."""
+@contextmanager
+def unlearning(engine: Engine) -> Iterator[None]:
+    """Within, steps and drafts teach the engine nothing: those measured here, all of them wrong, are no traffic."""
     controller = engine._controller
-    before = controller.lengths
+    before = controller.cost, controller.acceptance
+    cost = controller.cost
+    controller.cost = Listening(list(cost.rows), list(cost.seconds), cost.context_seconds, cost.read_seconds, cost.pace)
+    controller.acceptance = Acceptance()
+    try:
+        yield
+    finally:
+        controller.cost, controller.acceptance = before
+
+
+def timed_step(engine: Engine, stream: Stream, count: int) -> Timed:
+    """The step that yields the next token of a sequence (`stepping`), with so many drafted ones beside it. No other is
+    computed."""
+    controller = engine._controller
+    before, cost = controller.lengths, controller.cost
+    assert isinstance(cost, Listening)
 
     def lengths(step: Step) -> list[int]:
         for state in step.states:
@@ -92,7 +130,7 @@ def timed_step(engine: Engine, stream: Stream, count: int) -> float:
     try:
         began = time.perf_counter()
         next(stream)
-        return time.perf_counter() - began
+        return Timed(time.perf_counter() - began, cost.seconds_told)
     finally:
         controller.lengths = before
 

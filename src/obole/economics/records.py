@@ -29,11 +29,12 @@ class Text:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocks:
     """A request of a trace: how long it and its answer are and, unless `keys` is None, hashes of the blocks of its prompt, each
-    of which stands for all before it too."""
+    of which stands for all before it too. `at`: seconds, by one clock for all or, of an agent's `session`, by its own."""
 
     input_tokens: int
     output_tokens: int
-    at: float | None = None  # seconds
+    at: float | None = None
+    session: int | None = None
     keys: list[int] | None = None
     block_tokens: int = 0
 

@@ -1,8 +1,8 @@
 """What drafts would bring for answers that are known: the engine's own controller is led along them without a model.
 
 No answer depends on drafts, so those that a log has are those that there would have been. Each pass drafts what the controller
-would draft, accepts of it what the answer confirms, and takes the time that the machine's `StepCost` gives it. One sequence
-runs at a time.
+would draft, accepts of it what the answer confirms, and takes the time that the machine's `StepCost` gives it. The controller
+itself hears less of a pass than it takes, as in the engine, and decides by that. One sequence runs at a time.
 """
 
 from __future__ import annotations
@@ -72,15 +72,17 @@ class Drafted:
 
 
 class Replay:
-    """Answers of a log, in their order, under one mode of drafting. Owns the memory of all tenants, at most `memory_bytes`."""
+    """Answers of a log, in their order, under one mode of drafting. Owns the memory of all tenants, at most `memory_bytes`.
 
-    def __init__(self, cost: StepCost, vocab_size: int, mode: str, memory_bytes: int) -> None:
+    `cost`: what passes take; `told`: what the controller hears of them."""
+
+    def __init__(self, cost: StepCost, told: StepCost, vocab_size: int, mode: str, memory_bytes: int) -> None:
         self.mode = mode
         self._now = 0.0
-        self._cost = dataclasses.replace(cost, rows=list(cost.rows), seconds=list(cost.seconds), pace=1.0, _curve=None)
+        self._cost, self._told = own_copy(cost), own_copy(told)
         self._controller = Controller(
             mode=mode,
-            cost=self._cost,
+            cost=own_copy(told),
             vocab_size=vocab_size,
             memory=Memory(memory_bytes, MEMORY_SECONDS),
             store=IndexStore(memory_bytes, MEMORY_SECONDS),
@@ -108,9 +110,10 @@ class Replay:
             while right < len(tokens) and at + right < len(answer) and tokens[right] == answer[at + right]:
                 right += 1
             chosen = answer[at : at + right + 1]
-            took = self._cost.of(1 + len(tokens), start * (1 + len(tokens)), start)
+            step = 1 + len(tokens), start * (1 + len(tokens)), start
+            took = self._cost.of(*step)
             plan = StepPlan([seq], [start], [1 + len(tokens)], [True], [], 1 + len(tokens))
-            self._controller.observe(plan, [chosen], took)
+            self._controller.observe(plan, [chosen], self._told.of(*step))
             if seq.draft is not None:
                 accepted[str(seq.draft.sources[0])] += min(right, len(chosen))
             drafted += len(tokens)
@@ -123,6 +126,11 @@ class Replay:
         self._now += seconds
         self._controller.finish(seq)
         return Drafted(max(0, len(answer) - 1), passes, seconds, plain, drafted, accepted)
+
+
+def own_copy(cost: StepCost) -> StepCost:
+    """The same at the reference pace, to be changed freely."""
+    return dataclasses.replace(cost, rows=list(cost.rows), seconds=list(cost.seconds), pace=1.0, _curve=None)
 
 
 class CopyFinder:

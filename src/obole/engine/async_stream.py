@@ -75,7 +75,7 @@ class Feed:
         self.request = request
         self.accepted: asyncio.Future[None] = loop.create_future()
         self.unread = Unread(loop.time)
-        self.news = asyncio.Event()
+        self._awaited: asyncio.Future[None] | None = None  # by the reader
         self.over = False
         self.result: Result | None = None
         self.failure: EngineFailure | None = None
@@ -108,11 +108,20 @@ class Feed:
         if delta.result is not None:
             self.result = delta.result
             self.over = True
-        self.news.set()
+        self._wake()
 
     def fail(self, failure: EngineFailure, result: Result | None) -> None:
         self.failure, self.result, self.over = failure, result, True
-        self.news.set()
+        self._wake()
+
+    def news(self) -> asyncio.Future[None]:
+        """Done as soon as something is pushed, or fails. There is one reader, so only the last one that was given counts."""
+        self._awaited = self.loop.create_future()
+        return self._awaited
+
+    def _wake(self) -> None:
+        if self._awaited is not None and not self._awaited.done():
+            self._awaited.set_result(None)
 
 
 class AsyncStream(AsyncIterator[Delta]):
@@ -135,8 +144,7 @@ class AsyncStream(AsyncIterator[Delta]):
                 raise feed.failure
             if feed.over:
                 raise StopAsyncIteration
-            feed.news.clear()
-            await feed.news.wait()
+            await feed.news()
         return feed.unread.take()
 
     @property

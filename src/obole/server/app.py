@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 from obole.server import anthropic, cache, chat, completions, models, page, responses, tokenization
@@ -35,36 +30,48 @@ GROUPS: tuple[Sequence[Endpoint], ...] = (
 class _ByMethod:
     """The endpoints of one path."""
 
-    def __init__(self, apps: Mapping[str, EndpointApp]) -> None:
+    def __init__(self, server: Server, apps: Mapping[str, EndpointApp]) -> None:
+        self._server = server
         self._apps = apps
+        self._allowed = [*apps, "HEAD"] if "GET" in apps else [*apps]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         method = scope["method"]
-        await self._apps["GET" if method == "HEAD" else method](scope, receive, send)
+        app = self._apps.get("GET" if method == "HEAD" else method)
+        if app is not None:
+            await app(scope, receive, send)
+            return
+        problem = ApiError(405, f"{method} is not for {scope['path']}.", code="method_not_allowed")
+        await _refuse(self._server, problem, {"allow": ", ".join(self._allowed)}, scope, receive, send)
 
 
-def build_app(server: Server) -> Starlette:
-    """Everything that the server answers, as an ASGI application."""
+async def _refuse(
+    server: Server, problem: ApiError, headers: Mapping[str, str], scope: Scope, receive: Receive, send: Send
+) -> None:
+    """Answer a request that belongs to no endpoint."""
+    now = time.monotonic()
+    record = Record("-", scope["method"], "other", now, status=problem.status, error=problem.message, finished=now)
+    server.metrics.http_requests.labels(record.path, record.status).inc()
+    server.log.request(record)
+    response = OPENAI.response(problem)
+    response.headers.update(headers)
+    await response(scope, receive, send)
+
+
+def build_app(server: Server) -> Router:
+    """Everything that the server answers, as an ASGI application.
+
+    There is nothing between the router and the endpoints, which catch what goes wrong themselves: in a stream each layer is
+    one more for every token.
+    """
     endpoints = [endpoint for group in GROUPS for endpoint in group]
     endpoints += documentation(endpoints)
     paths: dict[str, dict[str, EndpointApp]] = {}
     for endpoint in endpoints:
         paths.setdefault(endpoint.path, {})[endpoint.method] = EndpointApp(server, endpoint)
-    routes = [Route(path, _ByMethod(apps), methods=list(apps)) for path, apps in paths.items()]
 
-    async def lost(request: Request, error: Exception) -> Response:
-        """No such path, or no such method: nothing of the frame has seen the request."""
-        assert isinstance(error, HTTPException)
-        told = {404: f"There is nothing at {request.url.path}.", 405: f"{request.method} is not for {request.url.path}."}
-        message = told.get(error.status_code, error.detail)
-        now = time.monotonic()
-        record = Record("-", request.method, "other", now, status=error.status_code, error=message, finished=now)
-        server.metrics.http_requests.labels(record.path, record.status).inc()
-        server.log.request(record)
-        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
-        response = OPENAI.response(ApiError(error.status_code, message, code=code))
-        response.headers.update(dict(error.headers or {}))
-        return response
+    async def lost(scope: Scope, receive: Receive, send: Send) -> None:
+        problem = ApiError(404, f"There is nothing at {scope['path']}.", code="not_found")
+        await _refuse(server, problem, {}, scope, receive, send)
 
-    handlers: dict[Any, Any] = {HTTPException: lost}
-    return Starlette(routes=routes, exception_handlers=handlers)
+    return Router([Route(path, _ByMethod(server, apps)) for path, apps in paths.items()], default=lost)

@@ -128,14 +128,19 @@ class ChunkChoice(Struct, kw_only=True):
     token_ids: list[int] | UnsetType = UNSET
 
 
-class Chunk(Struct, kw_only=True):
-    """A piece of an answer. `obole.sources`: who proposed each token that came with it."""
+class ChunkHead(Struct, kw_only=True):
+    """What all pieces of an answer begin with."""
 
     id: str
     object: Literal["chat.completion.chunk"]
     created: int
     model: str
     system_fingerprint: str
+
+
+class ChunkRest(Struct, kw_only=True):
+    """What follows. `obole.sources`: who proposed each token that came with the piece."""
+
     choices: list[ChunkChoice]
     usage: dict[str, Any] | UnsetType | None = UNSET
     obole: dict[str, Any] | UnsetType = UNSET
@@ -147,8 +152,16 @@ class _Writer:
     def __init__(self, call: Call, request: ChatRequest) -> None:
         self.id = f"chatcmpl-{call.record.id.removeprefix('req-')}"
         self.created = int(time.time())
-        self._call = call
+        self._tokenizer = call.server.engine.engine.tokenizer
         self._request = request
+        head = ChunkHead(
+            id=self.id,
+            object="chat.completion.chunk",
+            created=self.created,
+            model=call.server.model,
+            system_fingerprint=call.server.fingerprint,
+        )
+        self._head = b"data: " + _encode(head).removesuffix(b"}") + b","
         asked = request.stream_options.include_usage if request.stream_options else None
         self.usage_apart = asked is True
         # Without being asked OpenAI's API tells no usage in streams. Here the last chunk that a client of that API reads
@@ -159,16 +172,7 @@ class _Writer:
     def chunk(self, choices: list[ChunkChoice], **more: Any) -> bytes:
         if self.usage_apart:
             more.setdefault("usage", None)
-        made = Chunk(
-            id=self.id,
-            object="chat.completion.chunk",
-            created=self.created,
-            model=self._call.server.model,
-            system_fingerprint=self._call.server.fingerprint,
-            choices=choices,
-            **more,
-        )
-        return b"data: " + _encode(made) + b"\n\n"
+        return b"".join((self._head, _encode(ChunkRest(choices=choices, **more)).removeprefix(b"{"), b"\n\n"))
 
     def news(self, news: News) -> bytes:
         """The chunk of what came; its end is another one."""
@@ -182,7 +186,7 @@ class _Writer:
         return self.chunk([choice], obole={"sources": news.sources})
 
     def logprobs(self, entries: Any) -> dict[str, Any] | None:
-        return chat_logprobs(self._call.server.engine.engine.tokenizer, entries) if self._request.logprobs else None
+        return chat_logprobs(self._tokenizer, entries) if self._request.logprobs else None
 
 
 def _delta(news: News) -> dict[str, Any]:

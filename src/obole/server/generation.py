@@ -43,17 +43,17 @@ class Generation:
         self._last: dict[int, float] = {}  # when the last token of a choice came
         self._ended = 0
 
-    async def __aiter__(self) -> AsyncIterator[tuple[int, Delta]]:
-        rate, record = self._call.pace, self._call.record
-        tokens = 0
+    def __aiter__(self) -> AsyncIterator[tuple[int, Delta]]:
+        return self._paced(self._call.pace) if self._call.pace else self._deltas()
+
+    async def _paced(self, rate: float) -> AsyncIterator[tuple[int, Delta]]:
+        """Token by token; what is not streamed is held."""
+        record, tokens = self._call.record, 0
         async for choice, delta in self._deltas():
-            if not rate:
-                yield choice, delta
-                continue
             tokens += len(delta.token_ids)
             for one in singles(delta):
                 yield choice, one
-        if rate and not record.streamed:
+        if not record.streamed:
             await held(time.monotonic() - record.arrived, tokens, rate)
 
     async def _deltas(self) -> AsyncIterator[tuple[int, Delta]]:
@@ -152,9 +152,8 @@ class Generation:
                 if self._call.place is not None:
                     self._call.place.started()
             if since is not None:
-                each = (now - since) / len(delta.token_ids)
-                for _ in delta.token_ids:
-                    metrics.between.observe(each)
+                count = len(delta.token_ids)
+                metrics.between.observe((now - since) / count, count)
             metrics.tokens(delta)
         if delta.result is not None:
             record.results.append(delta.result)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
@@ -78,8 +80,7 @@ class Metrics:
         )
         self.tenant_cost = counter("tenant_cost_total", "What they cost by the price list.", "tenant", "currency")
         self.prompt_tokens = counter("prompt_tokens_total", "Tokens of prompts.")
-        generated = counter("generation_tokens_total", "Tokens of answers, by who proposed them.", "source")
-        self._generated = {source: generated.labels(source) for source in Source}
+        self._generated = dict.fromkeys(Source, 0)
         self.queries = counter("prefix_cache_queries_total", "Tokens of prompts looked up in the prefix cache.")
         self.hits = counter("prefix_cache_hits_total", "Tokens of prompts found there.")
         self.drafts = counter("spec_decode_num_drafts_total", "Forward passes with a draft, that is not forced by a grammar.")
@@ -87,20 +88,22 @@ class Metrics:
         self.accepted = counter("spec_decode_num_accepted_tokens_total", "Tokens drafted that the model chose.", "source")
         self.finished = counter("request_success_total", "Answers by how they ended.", "finished_reason")
         self.first = histogram("time_to_first_token_seconds", "From the arrival of a request to its first token.", _LONG)
-        self.between = histogram("inter_token_latency_seconds", "Between two tokens of an answer.", _SHORT)
+        self.between = Intervals("obole_inter_token_latency_seconds", "Between two tokens of an answer.", _SHORT)
         self.whole = histogram("e2e_request_latency_seconds", "From the arrival of a request to its end.", _LONG)
         self.queued = histogram("request_queue_time_seconds", "Spent waiting.", _LONG)
         self.prefill = histogram("request_prefill_time_seconds", "Spent on the prompt.", _LONG)
         self.decode = histogram("request_decode_time_seconds", "Spent on the answer.", _LONG)
         self.loading = counter("kv_load_seconds_total", "Seconds that requests waited for cached blocks to come up.")
         self.hits_by_tier = counter("prefix_cache_hits_by_tier_total", "Tokens of prompts found there, by where.", "tier")
+        registry.register(self.between)
+        registry.register(_Generated(self._generated))
         registry.register(_Gauges(engine, facts))
         registry.register(TierMetrics(engine.tier_stats, engine.reuse))
 
     def tokens(self, delta: Delta) -> None:
         """Count the tokens of a delta, when it is taken."""
         for source in delta.sources:
-            self._generated[source].inc()
+            self._generated[source] += 1
 
     def result(self, tenant: int, result: Result) -> None:
         """Count a request of the engine that has ended, complete or not."""
@@ -139,6 +142,49 @@ class Metrics:
     def page(self) -> bytes:
         """All of it in Prometheus' text format."""
         return generate_latest(self._registry)
+
+
+class Intervals(Collector):
+    """A histogram for one thread. What comes with every token must cost less than the client library's, which takes locks."""
+
+    def __init__(self, name: str, about: str, buckets: tuple[float, ...]) -> None:
+        self._name = name
+        self._about = about
+        self._bounds = buckets
+        self._counts = [0] * (len(buckets) + 1)  # within each bound and above the one before it; the last: above all
+        self._sum = 0.0
+
+    def observe(self, seconds: float, times: int) -> None:
+        self._counts[bisect_left(self._bounds, seconds)] += times
+        self._sum += seconds * times
+
+    def describe(self) -> Iterable[Metric]:
+        return [HistogramMetricFamily(self._name, self._about)]
+
+    def collect(self) -> Iterator[Metric]:
+        bounds = [str(bound) for bound in self._bounds] + ["+Inf"]
+        yield HistogramMetricFamily(
+            self._name, self._about, list(zip(bounds, accumulate(self._counts), strict=True)), self._sum
+        )
+
+
+class _Generated(Collector):
+    """Tokens of answers by source, as they stand in `counts`."""
+
+    def __init__(self, counts: Mapping[Source, int]) -> None:
+        self._counts = counts
+
+    def describe(self) -> Iterable[Metric]:
+        return [self._family()]
+
+    def collect(self) -> Iterator[Metric]:
+        family = self._family()
+        for source, count in self._counts.items():
+            family.add_metric([source], count)
+        yield family
+
+    def _family(self) -> CounterMetricFamily:
+        return CounterMetricFamily("obole_generation_tokens", "Tokens of answers, by who proposed them.", labels=["source"])
 
 
 class _Gauges(Collector):
