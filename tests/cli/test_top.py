@@ -24,17 +24,21 @@ from hypothesis import strategies as st
 from obole.cache.tiers.reuse import ReuseEstimator
 from obole.cli import top_screen
 from obole.cli.top_figures import Histogram, Snapshot, figures, read_snapshot, restarted, sparkline
+from obole.engine.results import Delta
 from obole.server.metrics import Metrics
 from obole.types import Source
 
 BUSY = SimpleNamespace(running=3, waiting=2, blocks_used=25, blocks_total=100)
 
 
+def news_of(sources: list[Source]) -> Delta:
+    return Delta(0, "", tuple(range(len(sources))), sources=tuple(sources))
+
+
 def metrics() -> Metrics:
     """Of a server that has worked a little."""
     made = Metrics(SimpleNamespace(snapshot=lambda: BUSY, tier_stats=lambda: None, reuse=ReuseEstimator().value))
-    made._generated[Source.MODEL].inc(60)
-    made._generated[Source.LOOKUP].inc(40)
+    made.tokens(news_of([Source.MODEL] * 60 + [Source.LOOKUP] * 40))
     made.drafted.labels("lookup").inc(80)
     made.accepted.labels("lookup").inc(40)
     made.queries.inc(200)
@@ -91,7 +95,7 @@ def test_a_snapshot_of_the_real_page() -> None:
 def test_figures_are_differences() -> None:
     counting = metrics()
     before = read_snapshot(counting.page().decode(), 10.0)
-    counting._generated[Source.MEMORY].inc(30)
+    counting.tokens(news_of([Source.MEMORY] * 30))
     counting.drafted.labels("memory").inc(40)
     counting.accepted.labels("memory").inc(30)
     counting.queries.inc(100)

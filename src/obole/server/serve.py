@@ -25,6 +25,7 @@ from obole.errors import ConfigError, EngineFailure, OboleError
 from obole.server.app import build_app
 from obole.server.config import ServerConfig
 from obole.server.logs import Log
+from obole.server.memory import Rest, give_back
 from obole.server.state import Server
 
 FLUSH_SECONDS = 2.0  # for the last bytes of responses whose answers are complete
@@ -124,6 +125,11 @@ class Web(uvicorn.Server):
         self.served = server
         self._loop: asyncio.AbstractEventLoop | None = None
         self._drain: asyncio.Task[None] | None = None
+        self._rest = Rest(self._computing)
+
+    def _computing(self) -> bool:
+        load = self.served.engine.snapshot()
+        return load.running + load.waiting > 0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -132,6 +138,8 @@ class Web(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         if not self.served.engine.healthy and self._drain is None:
             self.begin_drain()  # nothing is left to wait for but the last words to clients
+        if self._rest.look():
+            asyncio.get_running_loop().run_in_executor(None, give_back)
         return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
