@@ -16,6 +16,7 @@ from obole.cli.commands import app
 from obole.costmodel import StepCost
 from obole.economics import machine
 from obole.economics.audit import Values, block_keys
+from obole.economics.page import size
 
 STEP = StepCost([1, 2, 4, 8, 16, 32, 64], [0.010, 0.0105, 0.011, 0.012, 0.014, 0.02, 0.03], 1e-6, 1e-6)
 SYSTEM = "You are a careful assistant of the harbour office. Quote every number as it is given and promise no date. " * 4
@@ -257,3 +258,19 @@ def test_parts():
     for i in range(100_000):
         values.add(i)
     assert values.percentile(50) == pytest.approx(50_000, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [
+        (None, "–"),
+        (12, "12 B"),
+        (999.6, "1 kB"),
+        (12_100_000_000, "12.1 GB"),
+        (8e9, "8 GB"),
+        (1e12, "1,000 GB"),
+        (2.5e13, "25,000 GB"),
+    ],
+)
+def test_sizes_are_written_out(count, shown):
+    assert size(count) == shown

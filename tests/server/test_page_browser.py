@@ -15,7 +15,7 @@ import pytest
 from obole.server.page import ASSETS
 
 from .conftest import Serve, Served
-from .puppets import TEMPLATE, open_speaking
+from .puppets import TEMPLATE, always_drafting, open_speaking
 
 playwright = pytest.importorskip("playwright.sync_api")
 if TYPE_CHECKING:
@@ -130,8 +130,8 @@ def test_a_question_is_answered_with_a_receipt(serve_speaking: Serve, visit: Ope
     assert "at $2.50 an hour" in page.inner_text(".receipt .lines")
 
 
-def test_tokens_are_tinted_by_their_source(serve_speaking: Serve, visit: Open) -> None:
-    page = visit(serve_speaking(["unused"], template=ENDLESS))
+def test_tokens_are_tinted_by_their_source(tmp_path: Path, serve_engine: Serve, visit: Open) -> None:
+    page = visit(serve_engine(always_drafting(open_speaking(tmp_path, ["unused"], template=ENDLESS))))
     page.click("#settings > summary")
     page.fill("#max_tokens", "200")
     page.press("#max_tokens", "Tab")

@@ -146,7 +146,7 @@ def price_tables(found: Mapping[str, Any]) -> None:
     """Prices, levers and energy."""
     served = f"{found['run']} for {found['seconds']:,.1f} s at {found['rent_per_hour']:.4g} {found['currency']} an hour"
     print(served + (f", margin {100 * found['margin']:.3g} %" if found["margin"] else ""))
-    met = ", ".join(f"{name} ≤ {most:.4g} ms" for name, most in found["objective"].items())
+    met = ", ".join(f"{name} ≤ {most:,.10g} ms" for name, most in found["objective"].items())
     print(f"objective: {met or 'none'}")
     if found["explained"] is not None:
         print(f"what steps cost explains {100 * found['explained']:.0f} % of the time; the rest falls on all tokens alike")

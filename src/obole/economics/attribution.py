@@ -234,7 +234,7 @@ def meets(run: Run, objective: Mapping[str, float]) -> str:
         if measured is None:
             return f"{run.name}: {name} was not measured"
         if measured > most:
-            return f"{run.name}: {name} is {measured:.3g} ms, not {most:.3g}"
+            return f"{run.name}: {name} is {measured:,.1f} ms, not {most:,.10g}"
     return ""
 
 

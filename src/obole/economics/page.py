@@ -147,6 +147,6 @@ def size(count: float | None) -> str:
         return "–"
     for unit in ("B", "kB", "MB"):
         if count < 999.5:
-            return f"{count:.3g} {unit}"
+            return f"{number(count)} {unit}"
         count /= 1000
-    return f"{count:,.3g} GB"
+    return f"{number(count)} GB"
