@@ -9,7 +9,6 @@ import torch
 from obole.bench import kernels as room
 from obole.bench.kernels import DEFAULT_KINDS, Shape, kernels, random_weights
 from obole.bench.machine import (
-    ISAS,
     KINDS,
     ReadBandwidth,
     isa_of,
@@ -20,6 +19,7 @@ from obole.bench.machine import (
 )
 from obole.errors import InvalidRequest
 from obole.kernels import _native
+from obole.kernels.cpu import ISAS
 from obole.kernels.dispatch import load_ops
 from obole.kernels.packing import BLOCKS
 

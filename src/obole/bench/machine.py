@@ -16,6 +16,7 @@ from obole.errors import ConfigError
 
 try:
     from obole.kernels import _native
+    from obole.kernels.cpu import ISAS
 except ImportError as error:
     raise ConfigError(f"Benchmarks need the native module ({error}): install obole again.") from error
 
@@ -24,7 +25,6 @@ DEFAULT_CACHE = 32 << 20  # bytes, where the system does not say
 BUFFER = (256 << 20, 1 << 30)  # bytes read to measure the bandwidth: at least, at most
 PASSES = 5
 BURST = 0.02  # seconds of products measured at a time
-ISAS = ("amx", "avx512vnni", "avx2", "portable")  # best first
 KINDS = ("int8", "fp32", "bf16")
 
 
